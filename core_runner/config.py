@@ -1,0 +1,82 @@
+"""`RunnerConfig`: everything that is decided once, before a model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from core_runner.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    """Settings of one runner. `None` means: decided at load, and logged.
+
+    model: hub name or local directory; None is the default plugin's embedded model.
+    device: "cpu", "cuda", "cuda:1"; None takes a GPU where there is one.
+    dtype: "float32", "bfloat16", "float16"; None takes the checkpoint's on a GPU and float32 on a CPU.
+    max_model_len: tokens of prompt and output together, L; None is the model's own limit.
+    max_num_reqs: request slots, R.
+    max_num_batched_tokens: token budget of one step, T.
+    block_size: tokens of one cache block.
+    num_blocks: blocks of each cache group, null block included; None sizes them from `gpu_memory_utilization`
+        (on a CPU: enough for `max_num_reqs` requests, at most `cpu_cache_bytes`).
+    max_waiting: length of the bounded waiting queue; one more request is refused.
+    policy: "fcfs" (first come, first served) or "priority" (a smaller number runs earlier, ties by arrival).
+    async_scheduling: schedule step N+1 before step N's tokens are read.
+    num_draft_tokens: draft columns per request, K; 0 until a drafter is configured.
+    model_state: name of a plugin's model state; None selects the one that claims the architecture.
+    attention_backend: "torch" or "triton"; None takes the fastest one that supports the model.
+    load_format: "auto" reads the checkpoint, "dummy" fills random weights (benchmarks).
+    poison: debug mode that overwrites freed slots and newly handed-out blocks, so a stale read is loud.
+    seed: base of the seeds drawn for requests that bring none; None draws from the system's entropy.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    max_model_len: int | None = None
+    max_num_reqs: int = 64
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    num_blocks: int | None = None
+    gpu_memory_utilization: float = 0.85
+    cpu_cache_bytes: int = 1 << 30
+    enable_prefix_caching: bool = True
+    max_waiting: int = 100_000
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool = True
+    num_draft_tokens: int = 0
+    model_state: str | None = None
+    attention_backend: str | None = None
+    load_format: Literal["auto", "dummy"] = "auto"
+    trust_remote_code: bool = False
+    poison: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that could only fail later."""
+        for name in ("max_num_reqs", "max_num_batched_tokens", "block_size", "max_waiting"):
+            self._require_int(name, 1)
+        for name, least in (("max_model_len", 1), ("num_blocks", 2)):
+            if getattr(self, name) is not None:
+                self._require_int(name, least)
+        self._require_int("num_draft_tokens", 0)
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size={self.block_size} is not a power of two; use 16 or 32")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization} is outside (0, 1]")
+        self._require_choice("policy", ("fcfs", "priority"))
+        self._require_choice("load_format", ("auto", "dummy"))
+        self._require_choice("dtype", (None, "float32", "bfloat16", "float16"))
+
+    def _require_int(self, name: str, least: int) -> None:
+        value: Any = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
+
+    def _require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")

@@ -1,0 +1,73 @@
+"""What hooks see of a step and of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+RemoveReason = Literal["finished", "preempted", "aborted"]
+IntArray = npt.NDArray[np.int32]
+
+
+class RequestView(Protocol):
+    """What `add_request` may read of an admission. A resumed request has `prefill_len > prompt_len`."""
+
+    @property
+    def req_id(self) -> str:
+        """The caller's name of the request."""
+
+    @property
+    def prefill_token_ids(self) -> Sequence[int] | npt.NDArray[np.int32]:
+        """Every token known at admission, [prefill_len]."""
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the user's prompt."""
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose state is in the cache already (a prefix hit)."""
+
+    @property
+    def model_inputs(self) -> Mapping[str, Any]:
+        """What the model needs beside tokens."""
+
+
+@dataclass(slots=True)
+class InputBatch:
+    """One step, in batch rows. Tensors are views of persistent buffers; rows and tokens past the real counts are
+    padding: their slot is the null slot, their lengths are 0 and their slot mapping is -1.
+
+    Host copies (`_np`) hold real rows only. `max_seq_len` is an upper bound (the device's lengths are the truth).
+    """
+
+    num_reqs: int
+    num_tokens: int
+    idx_mapping: torch.Tensor  # batch_idx -> slot, int32 [num_reqs_padded]
+    idx_mapping_np: IntArray  # [num_reqs]
+    num_scheduled_tokens_np: IntArray  # [num_reqs]
+    num_computed_tokens_np: IntArray  # [num_reqs], upper bound
+    query_start_loc: torch.Tensor  # int32 [num_reqs_padded + 1]
+    query_start_loc_np: IntArray  # [num_reqs + 1]
+    seq_lens: torch.Tensor  # computed + scheduled, int32 [num_reqs_padded]
+    input_ids: torch.Tensor  # int64 [num_tokens_padded]
+    positions: torch.Tensor  # int64 [num_tokens_padded]
+    block_tables: tuple[torch.Tensor, ...]  # per cache group, int32 [num_reqs_padded, max_blocks]
+    slot_mappings: tuple[torch.Tensor, ...]  # per cache group, int64 [num_tokens_padded]
+    logits_indices: torch.Tensor  # token of each logits row, int64 [num_logits]
+    expanded_idx_mapping: torch.Tensor  # logits row -> slot, int32 [num_logits]
+    expanded_local_pos: torch.Tensor  # logits row -> 0 for the row's first logits, int32 [num_logits]
+    cu_num_logits: torch.Tensor  # int32 [num_reqs_padded + 1]
+    cu_num_logits_np: IntArray  # [num_reqs + 1]
+    max_query_len: int
+    max_seq_len: int
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits that this step computes."""
+        return int(self.cu_num_logits_np[-1])
