@@ -1,0 +1,18 @@
+"""`triton` and `tl`, or stand-ins that let a kernel file be imported where Triton is not installed.
+
+A stand-in is never launched: `use_triton` is False there.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # not Linux, or installed without it
+    triton: Any = SimpleNamespace(jit=lambda fn: fn, cdiv=lambda a, b: -(-a // b))  # type: ignore[no-redef]
+    tl: Any = SimpleNamespace(constexpr=int)  # type: ignore[no-redef]
+
+__all__ = ["tl", "triton"]
