@@ -1,0 +1,5 @@
+"""Parts that a model state is composed of; each implements the hooks for its own caches and inputs."""
+
+from model_states.components.paged_attention import AttentionLayer, PagedAttention
+
+__all__ = ["AttentionLayer", "PagedAttention"]

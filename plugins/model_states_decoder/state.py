@@ -1,0 +1,88 @@
+"""`DecoderState`: a transformers causal LM over paged attention. The state is one component."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from model_states import InputBatch, ModelConfig, ModelState
+from model_states.components import PagedAttention
+from model_states.loading import load_transformers_model
+from model_states.transformers_bridge import (
+    ATTN_IMPLEMENTATION,
+    TransformersModel,
+    check_rope,
+    register_attention,
+)
+from model_states_decoder.self_check import check_paged_equals_eager
+
+logger = logging.getLogger(__name__)
+
+# Compared token for token with transformers' own generate in tests/decoder. Others are served as the fallback,
+# after a numerical self-check at load.
+TESTED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MistralForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Phi3ForCausalLM",
+    "GPT2LMHeadModel",
+    "OPTForCausalLM",
+    "GPTNeoXForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GraniteMoeForCausalLM",
+    "Olmo2ForCausalLM",
+    "GraniteForCausalLM",
+    "SmolLM3ForCausalLM",
+    "Cohere2ForCausalLM",
+    "GptOssForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+)
+
+
+class DecoderState(ModelState):
+    """Paged attention for every layer, found by watching which attention calls the model makes."""
+
+    name: ClassVar[str] = "decoder"
+    api_version: ClassVar[int] = 1
+    architectures: ClassVar[tuple[str, ...]] = TESTED_ARCHITECTURES
+    fallback: ClassVar[bool] = True
+    capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache"})
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Load the checkpoint, find its attention layers and bind them to the paged caches.
+
+        Raises `UnsupportedModelError` for a model that this path could only serve wrongly.
+        """
+        super().__init__(config)
+        register_attention()
+        self.model = TransformersModel(load_transformers_model(config, attn_implementation=ATTN_IMPLEMENTATION))
+        check_rope(self.model.architecture, self.model.config, config.max_model_len)
+        calls = self.model.attention_calls()
+        attention = PagedAttention(config, [call.spec for call in calls])
+        self.model.bind(calls, attention.layers)
+        self.components = [attention]
+        self.vocab_size = self.model.vocab_size
+        if self.model.architecture not in self.architectures:
+            check_paged_equals_eager(self.model, attention, config)
+
+    @classmethod
+    def embedded_model(cls) -> Path | None:
+        """The small model that ships with this plugin."""
+        return Path(__file__).parent / "embedded_model"
+
+    def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
+        """Hidden states [num_tokens_padded, hidden] of the batch's flat tokens."""
+        return self.model.forward(batch.input_ids, batch.positions, **inputs)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocab_size] of hidden_states [n, hidden]."""
+        return self.model.compute_logits(hidden_states)
