@@ -12,7 +12,10 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # not Linux, or installed without it
-    triton: Any = SimpleNamespace(jit=lambda fn: fn, cdiv=lambda a, b: -(-a // b))  # type: ignore[no-redef]
+    triton: Any = SimpleNamespace(  # type: ignore[no-redef]
+        jit=lambda fn=None, **_: fn if fn is not None else (lambda kernel: kernel),
+        cdiv=lambda a, b: -(-a // b),
+    )
     tl: Any = SimpleNamespace(constexpr=int)  # type: ignore[no-redef]
 
 __all__ = ["tl", "triton"]
