@@ -50,7 +50,9 @@ class AttentionBackend(Protocol):
 
     name: str
 
-    def unsupported(self, spec: AttentionSpec, block_size: int, dtype: torch.dtype, device: torch.device) -> str | None:
+    def unsupported(
+        self, spec: AttentionSpec, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> str | None:
         """Why this backend cannot serve such a layer, or None when it can."""
 
     def write_cache(
@@ -63,8 +65,8 @@ class AttentionBackend(Protocol):
     ) -> None:
         """Write key [num_tokens, num_kv_heads, head_size] and value [.., head_size_v] at `slot_mapping`.
 
-        Caches are [num_blocks, block_size, num_kv_heads, head_size(_v)], contiguous. Tokens mapped to -1 are not
-        written (the null block, block 0, may be).
+        Caches are [num_blocks, block_size, num_kv_heads, head_size(_v)], contiguous. Tokens mapped to -1 are
+        not written (the null block, block 0, may be).
         """
 
     def attend(
@@ -79,6 +81,6 @@ class AttentionBackend(Protocol):
         """Causal attention of query [num_tokens, num_heads, head_size] over the cache.
 
         Returns [num_tokens, num_heads, head_size_v] in query's dtype, softmax and sums in fp32. Head h reads
-        kv head h // (num_heads // num_kv_heads). Cache positions at or past seq_lens are never used, also when
-        they hold NaN. Rows of padding tokens (past query_start_loc[-1]) are finite or zero, and nobody's.
+        kv head h // (num_heads // num_kv_heads). Cache positions at or past seq_lens are never used, also
+        when they hold NaN. Rows of padding tokens (past query_start_loc[-1]) are finite and nobody's.
         """
