@@ -21,6 +21,7 @@ class RunnerConfig:
     block_size: tokens of one cache block.
     num_blocks: blocks of each cache group, null block included; None sizes them from `gpu_memory_utilization`
         (on a CPU: enough for `max_num_reqs` requests, at most `cpu_cache_bytes`).
+    enable_prefix_caching: None is on where the model state can; True is an error where it cannot.
     max_waiting: length of the bounded waiting queue; one more request is refused.
     policy: "fcfs" (first come, first served) or "priority" (a smaller number runs earlier, ties by arrival).
     async_scheduling: schedule step N+1 before step N's tokens are read.
@@ -43,7 +44,7 @@ class RunnerConfig:
     num_blocks: int | None = None
     gpu_memory_utilization: float = 0.85
     cpu_cache_bytes: int = 1 << 30
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool | None = None
     max_waiting: int = 100_000
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True

@@ -79,6 +79,12 @@ class SchedulerOutput:
     num_computed_tokens: IntArray  # [num_reqs], before this step
     num_draft_tokens: IntArray | None = None  # [num_reqs], within num_scheduled_tokens; None: no drafts
 
+    @classmethod
+    def empty(cls, num_groups: int, removed: Sequence[RemovedRequest] = ()) -> SchedulerOutput:
+        """A step without rows, to give slots back or to run padding alone."""
+        none = np.zeros(0, np.int32)
+        return cls(removed, (), (BlockUpdate(none, none, none, none),) * num_groups, none, none, none)
+
     @property
     def num_reqs(self) -> int:
         """Rows of the batch."""

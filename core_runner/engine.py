@@ -1,0 +1,114 @@
+"""`Engine`: the loop between a scheduler and a runner, one step ahead of the tokens it reads."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from core_runner.async_output import AsyncOutput
+from core_runner.config import RunnerConfig
+from core_runner.loader import Progress, use_prefix_cache
+from core_runner.outputs import EngineStats
+from core_runner.request import Request
+from core_runner.runner import ModelRunner
+from core_runner.scheduling.scheduler import RequestUpdate, ScheduledStep, Scheduler, SchedulerConfig
+from model_states import Component, PluginManager
+
+
+class Engine:
+    """Continuous batching over one `ModelRunner`.
+
+    With `async_scheduling`, a step is launched before the tokens of the one before it are read, so that the
+    device always has work queued. What arrives a step late (an end id, an abort) changes nothing for others.
+    """
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        plugins: PluginManager | None = None,
+        extensions: Sequence[Component] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        """Load the model and build its scheduler. eos_token_ids end a request unless it says `ignore_eos`."""
+        self.config = config
+        self.runner = ModelRunner(config, plugins=plugins, extensions=extensions, progress=progress)
+        state = self.runner.model_state
+        groups = [(g.block_size, g.sliding_window) for g in self.runner.cache_groups]
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_reqs=config.max_num_reqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=self.runner.max_model_len,
+                policy=config.policy,
+                max_waiting=config.max_waiting,
+                enable_prefix_caching=use_prefix_cache(config, state),
+                num_draft_tokens=config.num_draft_tokens,
+                vocab_size=state.vocab_size,
+                enable_chunked_prefill="chunked_prefill" in state.capabilities,
+            ),
+            groups,
+            [self.runner.num_blocks] * len(groups),
+            eos_token_ids=eos_token_ids,
+        )
+        self._in_flight: deque[tuple[ScheduledStep, AsyncOutput]] = deque()
+        self._depth = 1 if config.async_scheduling else 0
+        self._steps = 0
+        self._elapsed_s = 0.0
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a further `step` can bring anything."""
+        return self.scheduler.has_unfinished or bool(self._in_flight)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request; raises `RequestError` and changes nothing when it cannot be served."""
+        self.scheduler.add_request(request)
+
+    def abort(self, req_id: str) -> bool:
+        """End a request at once, wherever it stands; False when there is none of that name. It emits no more."""
+        return self.scheduler.abort(req_id)
+
+    def step(self) -> list[RequestUpdate]:
+        """Launch one step and read the oldest one that is due: what its requests gained."""
+        started = time.perf_counter()
+        scheduled = self.scheduler.schedule()
+        if scheduled is not None:
+            self.runner.execute_model(scheduled.output)
+            output = self.runner.sample_tokens()
+            if output is not None:
+                self._in_flight.append((scheduled, output))
+            self._steps += 1
+        updates: list[RequestUpdate] = []
+        if self._in_flight and (scheduled is None or len(self._in_flight) > self._depth):
+            oldest, output = self._in_flight.popleft()
+            updates = self.scheduler.update(oldest, output.get_output())
+        self._elapsed_s += time.perf_counter() - started
+        return updates
+
+    def abort_all(self) -> None:
+        """End every request and read what is in flight, so that nothing of them is left."""
+        for req_id in self.scheduler.unfinished_ids():
+            self.abort(req_id)
+        while self.has_unfinished:
+            self.step()
+
+    def stats(self) -> EngineStats:
+        """Counters and free resources as the host knows them now."""
+        s = self.scheduler.stats()
+        return EngineStats(
+            steps=self._steps,
+            prompt_tokens=s.prompt_tokens,
+            generated_tokens=s.generated_tokens,
+            cached_tokens=s.cached_tokens,
+            preemptions=s.preemptions,
+            elapsed_s=self._elapsed_s,
+            free_blocks=sum(s.free_blocks),
+            num_blocks=(self.runner.num_blocks - 1) * len(s.free_blocks),
+            free_slots=s.free_slots,
+            max_num_reqs=self.config.max_num_reqs,
+            running=s.running,
+            waiting=s.waiting,
+        )

@@ -1,0 +1,113 @@
+"""From a `RunnerConfig` to a loaded model state: choose the plugin, settle the open sizes, build the caches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from core_runner.config import RunnerConfig
+from core_runner.errors import ConfigError
+from model_states import CacheGroup, CapabilityError, CheckpointConfig, ModelConfig, ModelState, PluginManager
+from model_states.loading import load_checkpoint_config
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Progress | None) -> ModelState:
+    """Choose the model state for `config.model` and load it."""
+    model = config.model or _embedded_model(plugins)
+    checkpoint = load_checkpoint_config(model, trust_remote_code=config.trust_remote_code)
+    state_class = plugins.select(checkpoint, config.model_state)
+    device = pick_device(config.device)
+    model_config = ModelConfig(
+        checkpoint=checkpoint,
+        device=device,
+        dtype=_pick_dtype(config.dtype, device, checkpoint),
+        max_model_len=_pick_max_model_len(config.max_model_len, state_class, checkpoint),
+        max_num_reqs=config.max_num_reqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        num_draft_tokens=config.num_draft_tokens,
+        attention_backend=config.attention_backend,
+        load_format=config.load_format,
+        progress=progress,
+    )
+    return state_class(model_config)
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The named device, checked, or a GPU where there is one."""
+    if name is None:
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name!r} is not a torch device; use 'cpu', 'cuda' or 'cuda:1'") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r}: only 'cpu' and 'cuda' are supported")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= count:
+            raise ConfigError(f"device={name!r}: this machine has {count} CUDA devices; pass device='cpu'")
+    return device
+
+
+def use_prefix_cache(config: RunnerConfig, state: ModelState) -> bool:
+    """Whether prefix blocks are shared: as asked, or where the model state can."""
+    able = "prefix_cache" in state.capabilities
+    if config.enable_prefix_caching and not able:
+        raise CapabilityError(
+            f"enable_prefix_caching=True, but model state {state.name!r} has no 'prefix_cache' capability; leave it out"
+        )
+    if config.enable_prefix_caching is None and not able:
+        logger.info("prefix caching is off: model state %r cannot share cached prefixes", state.name)
+    return able and config.enable_prefix_caching is not False
+
+
+def choose_num_blocks(config: RunnerConfig, groups: Sequence[CacheGroup], max_model_len: int, free_bytes: int) -> int:
+    """Blocks of each cache group, null block included.
+
+    As configured; else as many as `free_bytes` hold, but no more than all request slots can use at full length.
+    """
+    if config.num_blocks is not None or not groups:
+        return config.num_blocks or 1
+    per_request = max(-(-max_model_len // group.block_size) for group in groups)
+    wanted = config.max_num_reqs * per_request + 1
+    affordable = free_bytes // sum(group.block_bytes for group in groups)
+    if affordable < 2:
+        raise ConfigError(
+            f"{free_bytes / 2**30:.2f} GiB are free for caches, less than one block; raise gpu_memory_utilization "
+            f"(now {config.gpu_memory_utilization}) or lower max_num_batched_tokens"
+        )
+    return int(min(wanted, affordable))
+
+
+def _embedded_model(plugins: PluginManager) -> str:
+    path = plugins.default_embedded_model()
+    if path is None:
+        raise ConfigError("no model was named and no installed plugin ships one; pass model='name-or-directory'")
+    return str(path)
+
+
+def _pick_dtype(name: str | None, device: torch.device, checkpoint: CheckpointConfig) -> torch.dtype:
+    if name is not None:
+        return _DTYPES[name]
+    if device.type == "cpu":
+        return torch.float32
+    stored = getattr(checkpoint.hf_config, "dtype", None)
+    return stored if stored in _DTYPES.values() else torch.bfloat16
+
+
+def _pick_max_model_len(wanted: int | None, state_class: type[ModelState], checkpoint: CheckpointConfig) -> int:
+    limit = state_class.max_model_len(checkpoint)
+    if wanted is None and limit is None:
+        raise ConfigError(f"{checkpoint.model} does not say how long its sequences may be; pass max_model_len")
+    if wanted is not None and limit is not None and wanted > limit:
+        raise ConfigError(f"max_model_len={wanted} is beyond the {limit} positions of {checkpoint.model}")
+    return int(wanted or limit or 0)

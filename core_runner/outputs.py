@@ -1,0 +1,78 @@
+"""What a user gets back: completions, text deltas and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One id's log-probability at one position, and its rank among all ids, from 1."""
+
+    logprob: float
+    rank: int
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    stop_reason: the stop string or stop token id that ended it; None for the model's own end or another reason.
+    logprobs: for each generated token, id -> `Logprob` of the sampled and the best ids; None when not asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and what became of it. `error` says why when the finish reason is "error"."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of one streamed prompt. The deltas of a prompt, joined, are its whole text.
+
+    output is the whole result, with the prompt's last delta only.
+    """
+
+    request_index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    output: RequestOutput | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the engine was built, and what is free now. elapsed_s: seconds spent in steps."""
+
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int
+    preemptions: int
+    elapsed_s: float
+    free_blocks: int
+    num_blocks: int
+    free_slots: int
+    max_num_reqs: int
+    running: int
+    waiting: int

@@ -1,0 +1,180 @@
+"""`ModelRunner`: one step at a time, for any model state. The host never waits for the device in here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core_runner.async_output import AsyncOutput
+from core_runner.block_tables import BlockTables
+from core_runner.config import RunnerConfig
+from core_runner.errors import SchedulerOutputError
+from core_runner.input_batch import InputPreparer
+from core_runner.loader import Progress, choose_num_blocks, load_model_state
+from core_runner.request_states import RequestStates
+from core_runner.sampling.sampler import DefaultSampler
+from core_runner.sampling.states import SamplerStates
+from core_runner.scheduling.output import BlockUpdate, NewRequest, RemovedRequest, SchedulerOutput
+from model_states import Caches, Component, InputBatch, PluginManager, bind
+
+
+class ModelRunner:
+    """Request slots, input preparation, forward and sampling around one loaded model state.
+
+    Bring your own scheduler: `execute_model(SchedulerOutput)`, then `sample_tokens()`, then, whenever it suits,
+    `get_output()` of what that returned. Steps may be queued before the outputs of earlier ones are read.
+    """
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        *,
+        plugins: PluginManager | None = None,
+        extensions: Sequence[Component] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        """Load the model and allocate every buffer. extensions: hook implementations beside the model state's."""
+        self.config = config
+        self.model_state = load_model_state(config, plugins or PluginManager(), progress)
+        model = self.model_state.config
+        self.device, self.max_model_len = model.device, model.max_model_len
+        self.hooks = bind([self.model_state, *self.model_state.components, *extensions])
+        self.cache_groups = self.hooks.cache_groups()
+        self.request_states = RequestStates(
+            config.max_num_reqs, self.max_model_len, config.num_draft_tokens, self.device, poison=config.poison
+        )
+        self.block_tables = BlockTables(
+            [(g.block_size, g.sliding_window) for g in self.cache_groups],
+            config.max_num_reqs,
+            self.max_model_len,
+            self.device,
+        )
+        self.inputs = InputPreparer(
+            self.request_states, self.block_tables, config.max_num_batched_tokens, self.device
+        )
+        self.sampler_states = SamplerStates(config.max_num_reqs, self.device)
+        vocab_size = self.model_state.vocab_size
+        self.sampler = self.hooks.custom_sampler(DefaultSampler(self.sampler_states, vocab_size))
+        self._copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._num_rejected = torch.zeros(config.max_num_reqs, dtype=torch.int32, device=self.device)
+        self._pending: tuple[InputBatch, torch.Tensor] | None = None
+        self.num_blocks, self.caches = self._build_caches()
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Apply the changes of a step and run the model on its tokens; `sample_tokens` finishes it.
+
+        Raises `SchedulerOutputError`, before anything is changed, for a step that breaks the runner's rules.
+        """
+        if self._pending is not None:
+            raise SchedulerOutputError("execute_model was called twice; call sample_tokens() after each step")
+        self.inputs.validate(scheduler_output)
+        self._apply_changes(scheduler_output)
+        if not scheduler_output.num_reqs:
+            return
+        batch = self.inputs.prepare(scheduler_output)
+        self._pending = batch, self._forward(batch)
+
+    @torch.inference_mode()
+    def sample_tokens(self) -> AsyncOutput | None:
+        """Sample the step's finished rows and update their state on the device; None for a step without rows."""
+        if self._pending is None:
+            return None
+        (batch, hidden_states), self._pending = self._pending, None
+        logits = self.model_state.compute_logits(hidden_states[batch.logits_indices])
+        sampled = self.sampler.sample(logits, batch)
+        num_sampled, num_rejected = batch.cu_num_logits.diff(), self._num_rejected[: batch.num_reqs]
+        output = AsyncOutput(
+            batch, sampled, num_sampled, num_rejected, self.config.num_draft_tokens + 1, self._copy_stream
+        )
+        self.inputs.post_update(batch, sampled.token_ids, num_sampled, num_rejected)
+        self.hooks.postprocess_state(batch, num_sampled, num_rejected)
+        return output
+
+    def _forward(self, batch: InputBatch) -> torch.Tensor:
+        hooks = self.hooks
+        hooks.preprocess_state(batch)
+        hooks.run_encoder(batch)
+        hooks.prepare_attn(batch)
+        hidden_states = self.model_state.forward(batch, **hooks.prepare_inputs(batch))
+        hooks.after_forward(batch, hidden_states)
+        return hidden_states
+
+    def _apply_changes(self, step: SchedulerOutput) -> None:
+        """Removals, then admissions, then block tables; each staged on the host and written by one kernel."""
+        for removed in step.removed:
+            self._remove_request(removed)
+        for new in step.new_requests:
+            self._add_request(new)
+        for group, update in enumerate(step.block_updates):
+            self.block_tables.apply_update(group, update)
+            if self.config.poison:
+                self._poison_new_blocks(group, update, step.new_requests)
+        self.request_states.apply_staged_writes()
+        self.sampler_states.apply_staged_writes()
+        self.block_tables.apply_staged_writes()
+        self.hooks.apply_staged_writes()
+
+    def _add_request(self, new: NewRequest) -> None:
+        self.request_states.add(new)
+        self.sampler_states.add(new.slot, new.sampling_params, new.seed)
+        self.hooks.add_request(new.slot, new)
+
+    def _remove_request(self, removed: RemovedRequest) -> None:
+        self.hooks.remove_request(removed.slot, removed.reason)
+        self.request_states.remove(removed.slot)
+        self.sampler_states.remove(removed.slot)
+        self.block_tables.remove(removed.slot)
+
+    def _build_caches(self) -> tuple[int, Caches]:
+        """Size the caches by what a full step leaves free, then allocate them."""
+        config, groups = self.config, self.cache_groups
+        self.hooks.init_caches({g.name: g.allocate(2, self.device) for g in groups})
+        if self._copy_stream is None:
+            free_bytes = config.cpu_cache_bytes
+        else:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            free_bytes = int(total * config.gpu_memory_utilization) - self._peak_bytes()
+        num_blocks = choose_num_blocks(config, groups, self.max_model_len, free_bytes)
+        caches = {g.name: g.allocate(num_blocks, self.device) for g in groups}
+        self.hooks.init_caches(caches)
+        return num_blocks, caches
+
+    @torch.inference_mode()
+    def _peak_bytes(self) -> int:
+        """Device memory in use, by anybody, at the height of the largest step; a step of padding alone shows it."""
+        config = self.config
+        torch.cuda.reset_peak_memory_stats(self.device)
+        batch = self.inputs.prepare(
+            SchedulerOutput.empty(len(self.cache_groups)),
+            num_tokens_padded=config.max_num_batched_tokens,
+            num_reqs_padded=config.max_num_reqs,
+        )
+        self.hooks.prepare_attn(batch)
+        inputs = self.hooks.prepare_dummy_inputs(config.max_num_reqs, config.max_num_batched_tokens)
+        hidden_states = self.model_state.forward(batch, **inputs)
+        rows = min(config.max_num_reqs * (config.num_draft_tokens + 1), len(hidden_states))
+        logits = self.model_state.compute_logits(hidden_states[:rows])
+        # The sampler works on an fp32 copy or two of the logits.
+        sampler_bytes = 2 * 4 * logits.numel()
+        torch.cuda.synchronize(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        others = total - free - torch.cuda.memory_reserved(self.device)
+        return others + torch.cuda.max_memory_allocated(self.device) + sampler_bytes
+
+    def _poison_new_blocks(self, group: int, update: BlockUpdate, admitted: Sequence[NewRequest]) -> None:
+        """Debug mode: NaN in every handed-out block that holds no cached prefix, so that a stale read is loud."""
+        spec = self.cache_groups[group]
+        computed = np.zeros(self.config.max_num_reqs, np.int32)
+        for new in admitted:
+            computed[new.slot] = new.num_computed_tokens
+        run_starts = np.cumsum(update.lengths) - update.lengths
+        columns = np.arange(len(update.block_ids)) + np.repeat(update.starts - run_starts, update.lengths)
+        fresh = columns * spec.block_size >= np.repeat(computed[update.slots], update.lengths)
+        block_ids = torch.from_numpy(update.block_ids[fresh & (update.block_ids > 0)].astype(np.int64))
+        for layer in self.caches[spec.name].values():
+            for tensor in layer.values():
+                poison = torch.nan if tensor.is_floating_point() else -1
+                tensor.index_fill_(0, block_ids.to(self.device), poison)
