@@ -1,0 +1,78 @@
+"""`SamplerStates`: what each slot asks of the sampler, on the device and partly on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core_runner.sampling.rows import SamplingRows
+from core_runner.sampling_params import SamplingParams
+from model_states.batch import InputBatch
+from model_states.staged import StagedTensor
+
+# Above it, temperature times noise would leave float32; the logits are negligible long before.
+_MAX_TEMPERATURE = 1e30
+# One row of the table: temperature, top_p, min_p (float32), top_k (int32), seed (int64, so an even column).
+_TEMPERATURE, _TOP_P, _MIN_P, _TOP_K, _SEED, _COLUMNS = 0, 1, 2, 3, 4, 6
+
+
+class SamplerStates:
+    """Sampling parameters of every slot; row R is the null slot, which is greedy and asks for nothing.
+
+    The device tensors, each [R + 1] and all columns of one table, so an admission is one staged row:
+    temperature, top_p, min_p float32; top_k int32 (0 keeps all); seed int64. Host mirrors, each [R + 1]:
+    `filters_np` (bool, the slot needs a threshold) and `num_logprobs_np` (int32, -1 for none).
+    """
+
+    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
+        self.max_num_reqs = max_num_reqs
+        self._table = StagedTensor((max_num_reqs + 1, _COLUMNS), torch.int32, device)
+        floats = self._table.tensor.view(torch.float32)
+        self.temperature = floats[:, _TEMPERATURE]
+        self.top_p = floats[:, _TOP_P]
+        self.min_p = floats[:, _MIN_P]
+        self.top_k = self._table.tensor[:, _TOP_K]
+        self.seed = self._table.tensor.view(torch.int64)[:, _SEED // 2]
+        self.filters_np: npt.NDArray[np.bool_] = np.zeros(max_num_reqs + 1, dtype=np.bool_)
+        self.num_logprobs_np: npt.NDArray[np.int32] = np.full(max_num_reqs + 1, -1, dtype=np.int32)
+
+    def add(self, slot: int, params: SamplingParams, seed: int) -> None:
+        """Write every field of `slot`; the device sees it after `apply_staged_writes`.
+
+        seed: the request's stream, in [-2^63, 2^63); a resumed request brings the seed it had.
+        """
+        row = np.zeros(_COLUMNS, dtype=np.int32)
+        floats = row.view(np.float32)
+        # A temperature too small for float32 becomes 0, greedy: what it would sample anyway.
+        floats[_TEMPERATURE] = min(float(params.temperature), _MAX_TEMPERATURE)
+        floats[_TOP_P] = params.top_p
+        floats[_MIN_P] = params.min_p
+        row[_TOP_K] = max(int(params.top_k), 0)
+        row.view(np.int64)[_SEED // 2] = seed
+        self._table.stage(slot, 0, row)
+        narrows = row[_TOP_K] > 0 or floats[_TOP_P] < 1 or floats[_MIN_P] > 0
+        self.filters_np[slot] = floats[_TEMPERATURE] > 0 and narrows
+        self.num_logprobs_np[slot] = -1 if params.logprobs is None else params.logprobs
+
+    def remove(self, slot: int) -> None:
+        """Forget what `slot` asked for. The device row stays until the next `add` writes all of it."""
+        self.filters_np[slot] = False
+        self.num_logprobs_np[slot] = -1
+
+    def apply_staged_writes(self) -> None:
+        """Bring the rows of new requests to the device, in stream order; nothing if there are none."""
+        self._table.apply()
+
+    def rows(self, batch: InputBatch, num_logits: int) -> SamplingRows:
+        """The kernels' view of a step's first `num_logits` rows of logits."""
+        return SamplingRows(
+            slots=batch.expanded_idx_mapping[:num_logits],
+            logits_indices=batch.logits_indices[:num_logits],
+            positions=batch.positions,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+        )
