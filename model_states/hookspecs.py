@@ -1,0 +1,289 @@
+"""The hooks of the contract. This file is the manual: docs/hooks.md is generated from it.
+
+Cold hooks are implemented by a plugin's module and called once, when plugins are loaded. Hot hooks are
+implemented by a model state, its components and extensions, one set of instances per loaded model; they are
+bound to plain calls at load (`model_states.binding`), in the order state, components, extensions.
+
+An implementation is a plain method marked with `hookimpl`, named like the hook. It may leave out arguments it
+does not need; it has no default values, no `*args` and no arguments that the spec has not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pluggy
+
+if TYPE_CHECKING:
+    import torch
+
+    from model_states.batch import InputBatch, RemoveReason, RequestView
+    from model_states.cache import CacheGroup, Caches
+    from model_states.interface import ModelState
+    from model_states.sampler import Sampler
+
+PROJECT_NAME: Final = "model_states"
+API_VERSION: Final = 1
+SUPPORTED_API_VERSIONS: Final = range(1, API_VERSION + 1)
+
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+
+Combine = Literal["notify", "concatenate", "merge", "chain"]
+
+
+class ColdHooks:
+    """Hooks of a plugin's module."""
+
+    @hookspec
+    def register_model_states(self) -> list[type[ModelState]]:  # type: ignore[empty-body]
+        """Name the model states that this plugin brings.
+
+        Called once by each plugin manager, so once in every process that loads models.
+
+        :returns: classes, not instances; an empty list is allowed. None counts as an empty list.
+
+        Must not load weights, touch a device, or register anything elsewhere. A module keeps heavy imports
+        inside this function, so that a broken dependency is reported as this plugin's.
+
+        .. versionadded:: 0.1
+        """
+
+
+class HotHooks:
+    """Hooks of one loaded model."""
+
+    @hookspec
+    def cache_groups(self) -> list[CacheGroup]:  # type: ignore[empty-body]
+        """Say which caches the runner has to allocate.
+
+        Called once at load, before `init_caches`; never during capture.
+
+        :returns: the groups of this implementation; the lists of all are concatenated in call order, and a
+            group's index in `InputBatch.block_tables` is its place there. None counts as an empty list.
+
+        Must not allocate the caches itself. Group names are unique within a model.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def init_caches(self, caches: Caches) -> None:
+        """Take the caches that were allocated.
+
+        Called once at load, after `cache_groups` and before the first dummy run; never during capture.
+
+        :param caches: group name -> layer name -> tensor name -> tensor [num_blocks, *block_shape] of the
+            dtype that the group asked for, zeroed; block 0 is the null block.
+        :returns: nothing.
+
+        Must not copy or resize the tensors: graphs hold their addresses.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def add_request(self, slot: int, request: RequestView) -> None:
+        """Set up what is kept for a request in its slot.
+
+        Called at every admission, before the step that first schedules it; a resume after preemption is an
+        admission too (`prefill_len > prompt_len`, or a new slot with the same `req_id`). Never during
+        capture.
+
+        :param slot: the request's row, in [0, max_num_reqs); its own until `remove_request`.
+        :param request: prompt, prefill tokens, prefix hit and model inputs; read it here, it is not kept
+            alive.
+        :returns: nothing.
+
+        Must write every field of the slot (a slot is reused) and must not wait for the device; stage writes
+        and apply them in `apply_staged_writes`.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def remove_request(self, slot: int, reason: RemoveReason) -> None:
+        """Let go of what is kept for a request.
+
+        Called when a request leaves its slot, before the admissions of the same step. Never during capture.
+
+        :param slot: the slot that `add_request` was given.
+        :param reason: "finished", "preempted" or "aborted"; a preempted request comes back by `add_request`.
+        :returns: nothing.
+
+        Must not free device memory that a step in flight may still use, and must not wait for the device.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def apply_staged_writes(self) -> None:
+        """Send staged host-side differences to the device.
+
+        Called once a step, after removals and admissions and before the step's inputs are prepared. Never
+        during capture.
+
+        :returns: nothing.
+
+        Must launch nothing when nothing is dirty, and must not wait for the device.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def preprocess_state(self, batch: InputBatch) -> None:
+        """Prepare state for the tokens of this step.
+
+        Called every step before `prepare_attn`, and during capture with a dummy batch of padding rows.
+
+        :param batch: this step in batch rows; tensors as `InputBatch` describes them.
+        :returns: nothing.
+
+        Must not synchronise with the host, nor allocate during replay: what a graph records is launches on
+        persistent buffers. Padding rows point at the null slot and may be written there only.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def prepare_attn(self, batch: InputBatch) -> None:
+        """Build attention metadata for the layers of this implementation.
+
+        Called every step after `preprocess_state` and before `prepare_inputs`, and during capture.
+
+        :param batch: this step; `block_tables` and `slot_mappings` hold one entry per cache group.
+        :returns: nothing.
+
+        Must not synchronise with the host, nor allocate during replay.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def prepare_inputs(self, batch: InputBatch) -> Mapping[str, torch.Tensor]:  # type: ignore[empty-body]
+        """Give keyword arguments of the forward beside the batch.
+
+        Called every step after `prepare_attn`, and during capture.
+
+        :param batch: this step.
+        :returns: argument name -> tensor, token tensors [num_tokens_padded, ...] in views of persistent
+            buffers. All mappings are merged; one name from two implementations is a `PluginHookError`. None
+            adds nothing.
+
+        Must not synchronise with the host, nor allocate during replay. "batch" is not a free name.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def prepare_dummy_inputs(  # type: ignore[empty-body]
+        self, num_reqs: int, num_tokens: int
+    ) -> Mapping[str, torch.Tensor]:
+        """Give the same keyword arguments as `prepare_inputs`, for a batch that is all padding.
+
+        Called at load for memory profiling and before a capture, outside the capture itself.
+
+        :param num_reqs: rows of the dummy batch, at most max_num_reqs.
+        :param num_tokens: its tokens, at most max_num_batched_tokens.
+        :returns: argument name -> tensor, merged like `prepare_inputs`: the same names, the same persistent
+            buffers, since a graph holds their addresses. None adds nothing.
+
+        Must not change the state of any slot.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def run_encoder(self, batch: InputBatch) -> None:
+        """Run the encoder of requests that need it in this step.
+
+        Called every step after the inputs are prepared and before the forward; never during capture (an
+        encoder has graphs of its own, if any).
+
+        :param batch: this step; rows whose `num_computed_tokens_np` is 0 are at their first token.
+        :returns: nothing; results go to the implementation's own buffers or caches.
+
+        Must return at once when no row needs it, and must not wait for the device.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def after_forward(self, batch: InputBatch, hidden_states: torch.Tensor) -> None:
+        """Look at, or keep, the forward's result.
+
+        Called every step between the forward and the logits, and during capture.
+
+        :param batch: this step.
+        :param hidden_states: [num_tokens_padded, hidden_size] in the model's dtype; rows past `num_tokens`
+            are padding.
+        :returns: nothing.
+
+        Must not synchronise with the host, nor allocate during replay.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def postprocess_state(
+        self, batch: InputBatch, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        """Bring state to the tokens that count, once the step has sampled.
+
+        Called every step after sampling and before drafts are proposed, and during capture where sampling is
+        part of the graph.
+
+        :param batch: this step.
+        :param num_sampled: int32 [num_reqs_padded] on the device; 0 for a chunk that is not the last one.
+        :param num_rejected: int32 [num_reqs_padded] on the device; drafts of the row that were not accepted:
+            their tokens were computed in this step and must leave the state.
+        :returns: nothing.
+
+        Must not synchronise with the host, nor allocate during replay.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def custom_sampler(self, sampler: Sampler) -> Sampler | None:
+        """Wrap or replace the sampler.
+
+        Called once at load, after `init_caches`. Implementations are chained in call order: each is given
+        what the earlier ones made.
+
+        :param sampler: the sampler so far (see `model_states.sampler.Sampler` for its rules).
+        :returns: the sampler to use from here on; None keeps the one that was given.
+
+        Must not sample here. A wrapper (`hookimpl(wrapper=True)`) is refused on this hook.
+
+        .. versionadded:: 0.1
+        """
+
+
+def hook_functions(specs: type) -> dict[str, Callable[..., Any]]:
+    """Name -> spec function of `ColdHooks` or `HotHooks`, in the order of the file."""
+    return {name: f for name, f in vars(specs).items() if hasattr(f, f"{PROJECT_NAME}_spec")}
+
+
+def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of a spec's arguments without `self`, in order; a bound call passes them by position."""
+    return tuple(inspect.signature(function).parameters)[1:]
+
+
+COLD_HOOKS: Final = tuple(hook_functions(ColdHooks))
+HOT_HOOK_ARGUMENTS: Final = {name: argument_names(f) for name, f in hook_functions(HotHooks).items()}
+HOT_HOOKS: Final = tuple(HOT_HOOK_ARGUMENTS)
+
+_COMBINE: Final[dict[str, Combine]] = {
+    "cache_groups": "concatenate",
+    "prepare_inputs": "merge",
+    "prepare_dummy_inputs": "merge",
+    "custom_sampler": "chain",
+}
+
+
+def combine_rule(hook: str) -> Combine:
+    """How the results of several implementations of a hot hook become one; "notify" has no result."""
+    return _COMBINE.get(hook, "notify")

@@ -1,0 +1,111 @@
+"""Base classes of the contract: `Component` implements hooks, `ModelState` is one that also has a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from model_states.hook_checks import check_hooks
+
+if TYPE_CHECKING:
+    import torch
+
+    from model_states.batch import InputBatch
+    from model_states.config import CheckpointConfig, ModelConfig
+
+# What the core may do with a model state that says so; what each one means is in docs/hooks.md.
+CAPABILITIES: Final[Mapping[str, str]] = {
+    "chunked_prefill": "a prompt may be computed over several steps",
+    "prefix_cache": "a prompt may start after tokens that another request computed",
+    "speculation": "several tokens of a row may be computed and some of them rejected",
+    "graphs": "a step may be recorded as a CUDA graph and replayed",
+}
+
+_LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+class Component:
+    """A holder of state that implements hot hooks for its own cache groups and inputs.
+
+    Mark every hook with `hookimpl`. A class with a misspelt, unmarked or ill-shaped hook raises
+    `PluginHookError` when it is created, since pluggy would drop such a method without a word.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check the hooks of a new class."""
+        super().__init_subclass__(**kwargs)
+        check_hooks(cls)
+
+
+class ModelState(Component, ABC):
+    """What one architecture needs between steps, and the model itself.
+
+    name: unique among installed model states. api_version: the contract's version it was written for.
+    architectures: transformers' class names that it claims. fallback: takes models that nobody claims.
+    capabilities: names out of `CAPABILITIES`; what is missing is switched off, or refused if asked for.
+    components: filled by `__init__`; their hooks are bound after the model state's own, in this order.
+    vocab_size: columns of the logits, set by `__init__`.
+    """
+
+    name: ClassVar[str]
+    api_version: ClassVar[int]
+    architectures: ClassVar[tuple[str, ...]] = ()
+    fallback: ClassVar[bool] = False
+    capabilities: ClassVar[frozenset[str]] = frozenset()
+
+    components: Sequence[Component]
+    vocab_size: int
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Load the model; `UnsupportedModelError` or `CheckpointError` if it cannot be served rightly."""
+        self.config = config
+        self.components = ()
+
+    @classmethod
+    def claims(cls, config: CheckpointConfig) -> bool:
+        """Whether this model state wants the checkpoint; by default, if it names the architecture."""
+        return config.architecture in cls.architectures
+
+    @classmethod
+    def unsupported(cls, config: CheckpointConfig) -> str | None:
+        """Why the checkpoint cannot be served though this class was chosen, or None when it can.
+
+        Asked once before anything is loaded, so that a fallback can decline what it does not know.
+        """
+        return None
+
+    @classmethod
+    def max_model_len(cls, config: CheckpointConfig) -> int | None:
+        """Longest sequence in tokens that the model has positions for; None where the config is silent."""
+        for level in _config_levels(config):
+            for field in _LENGTH_FIELDS:
+                value = level.get(field) if isinstance(level, Mapping) else getattr(level, field, None)
+                if isinstance(value, int) and value > 0:
+                    return value
+        return None
+
+    @classmethod
+    def embedded_model(cls) -> Path | None:
+        """Directory of a model that is shipped inside the plugin's package, or None."""
+        return None
+
+    @abstractmethod
+    def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
+        """Hidden states [num_tokens_padded, hidden_size] of the step; rows past `batch.num_tokens` are
+        nobody's.
+
+        `inputs` are the merged results of `prepare_inputs`. No host synchronisation, no dependence on
+        padding.
+        """
+
+    @abstractmethod
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocab_size] of hidden states [n, hidden_size], any float dtype."""
+
+
+def _config_levels(config: CheckpointConfig) -> list[Any]:
+    """Places where a length may be written: a multimodal config keeps it one level down."""
+    raw = config.raw_config
+    return [config.hf_config, getattr(config.hf_config, "text_config", None), raw, raw.get("text_config")]

@@ -1,0 +1,136 @@
+"""`PluginManager`: the plugins that can be used, those that cannot and why, and which one serves a
+checkpoint.
+
+A manager is an ordinary object, made where models are resolved: there is no global registry and no flag that
+says "loaded once", so a worker process, spawned or forked, makes its own and finds the same plugins.
+
+A plugin that cannot be used is a logged warning and a row with the reason, and nothing of it stays
+registered; it becomes an error when a model needs it, when it was given by call, or under `strict`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from model_states import selection
+from model_states.discovery import DISABLE_VARIABLE, Plugin, discover, given, refuse_conflicts
+from model_states.errors import PluginError, UnsupportedModelError
+from model_states.hook_checks import implemented_hooks
+from model_states.hookspecs import COLD_HOOKS, HOT_HOOKS, PROJECT_NAME
+from model_states.interface import ModelState
+
+if TYPE_CHECKING:
+    from model_states.config import CheckpointConfig
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRow:
+    """What `core-runner plugins` says of one plugin; `error` is None for one that works."""
+
+    name: str
+    distribution: str
+    version: str
+    hooks: tuple[str, ...]
+    architectures: tuple[str, ...]
+    model_states: tuple[str, ...]
+    error: str | None
+
+
+class PluginManager:
+    """Installed and given plugins, checked.
+
+    autoload: find plugins by the entry-point group `model_states`, except those named in MODEL_STATES_DISABLE
+    (a comma-separated list). plugins: modules or objects with cold hooks, beside those; they reach this
+    process only. strict: raise the error of the first broken plugin instead of logging it.
+    """
+
+    def __init__(
+        self, *, autoload: bool = True, plugins: Sequence[object] = (), strict: bool = False
+    ) -> None:
+        found = discover() if autoload else []
+        self._plugins = refuse_conflicts([*found, *map(given, plugins)])
+        for plugin in self._plugins:
+            if plugin.error is None:
+                continue
+            if strict or plugin.by_call:
+                raise plugin.error
+            _log.warning("%s", plugin.error)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to travel: plugins given by call would silently be missing on the other side."""
+        raise PluginError(
+            "a PluginManager cannot be sent to another process; make one there. A plugin given by call "
+            f"reaches one process only: install it with an entry point of the group {PROJECT_NAME!r} instead"
+        )
+
+    @property
+    def model_states(self) -> tuple[type[ModelState], ...]:
+        """Every usable class, in the order of plugins."""
+        return tuple(cls for plugin in self._plugins for cls in plugin.classes)
+
+    def plugins(self) -> list[PluginRow]:
+        """One row per plugin, broken and disabled ones too, sorted by distribution and name."""
+        return [_row(plugin) for plugin in self._plugins]
+
+    def select(self, checkpoint: CheckpointConfig, name: str | None = None) -> type[ModelState]:
+        """The class that serves a checkpoint: the one named, else the one that claims it, else the fallback.
+
+        Raises `UnsupportedModelError` if there is none or the chosen one declines, `PluginConflictError` if
+        several claim it, and a broken plugin's own error if that one was asked for by name.
+        """
+        choice = self._choose(checkpoint, name)
+        broken = self._broken() if choice.by_fallback else {}
+        _log.log(
+            logging.WARNING if broken else logging.INFO, "%s%s", choice.reason, selection.broken_note(broken)
+        )
+        return choice.model_state
+
+    def explain(self, checkpoint: CheckpointConfig, name: str | None = None) -> str:
+        """Which class `select` gives and why, in lines of text; raises what `select` raises."""
+        choice = self._choose(checkpoint, name)
+        owner = next(plugin for plugin in self._plugins if choice.model_state in plugin.classes)
+        return selection.explanation(checkpoint, choice, owner.label, self._broken())
+
+    def default_embedded_model(self) -> Path:
+        """Directory of the model used when none is named: the fallback's, else that of the first class with
+        one.
+
+        Raises `UnsupportedModelError` if no plugin ships a model, or if its directory is missing.
+        """
+        for cls in sorted(self.model_states, key=lambda cls: not cls.fallback):
+            path = cls.embedded_model()
+            if path is not None and not path.is_dir():
+                problem = (
+                    f"model state {cls.name!r} declares an embedded model at {path}, which is no directory"
+                )
+                raise UnsupportedModelError(f"{problem}; reinstall its plugin, or name a model")
+            if path is not None:
+                return path
+        note = selection.broken_note(self._broken())
+        raise UnsupportedModelError(f"no usable plugin ships an embedded model; name a model{note}")
+
+    def _choose(self, checkpoint: CheckpointConfig, name: str | None) -> selection.Choice:
+        return selection.choose(self.model_states, self._broken(), checkpoint, name)
+
+    def _broken(self) -> dict[str, PluginError]:
+        return {plugin.name: plugin.error for plugin in self._plugins if plugin.error is not None}
+
+
+def _row(plugin: Plugin) -> PluginRow:
+    implemented = {hook for cls in plugin.classes for hook in implemented_hooks(cls)}
+    error = f"disabled by {DISABLE_VARIABLE}" if plugin.disabled else None
+    return PluginRow(
+        name=plugin.name,
+        distribution=plugin.distribution,
+        version=plugin.version,
+        hooks=(*(COLD_HOOKS if plugin.classes else ()), *(hook for hook in HOT_HOOKS if hook in implemented)),
+        architectures=tuple(sorted({name for cls in plugin.classes for name in cls.architectures})),
+        model_states=tuple(cls.name for cls in plugin.classes),
+        error=error if plugin.error is None else str(plugin.error),
+    )
