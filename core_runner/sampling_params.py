@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 from core_runner.errors import RequestError
 
 MAX_LOGPROBS = 256
+_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +25,9 @@ class SamplingParams:
     max_tokens: most tokens to generate; None is what `max_model_len` leaves.
     stop_token_ids: ids that end the request beside the model's own end ids. stop: strings that end it, cut
     from the text. ignore_eos: do not end at the model's end ids (stop_token_ids still do).
-    logprobs: None for none; n gives the sampled id's and the n best ids' log-probabilities of the unscaled logits.
-    priority: smaller runs earlier under the "priority" policy. cache_salt: prefix blocks are shared only among
-    requests of one salt.
+    logprobs: None for none; n gives the sampled id's and the n best ids' log-probabilities, of the logits before
+    temperature and filters. priority: smaller runs earlier under the "priority" policy. cache_salt: prefix
+    blocks are shared only among requests of one salt.
     """
 
     temperature: float = 1.0
@@ -43,33 +45,78 @@ class SamplingParams:
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
-        """Normalise `stop` and `stop_token_ids` to tuples and refuse values outside their range."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", tuple(s for s in stop if s != "") if stop == ("",) else stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        """Turn values into plain Python ones and refuse those of a wrong type or outside their range."""
         self._check_number("temperature", 0.0, math.inf)
         self._check_number("top_p", 0.0, 1.0, open_low=True)
         self._check_number("min_p", 0.0, 1.0)
-        self._check_int("top_k", -1, 2**31 - 1)
-        self._check_int("priority", -(2**31), 2**31 - 1)
+        self._check_int("top_k", -1, _INT32_MAX)
+        self._check_int("priority", -(2**31), _INT32_MAX)
         self._check_int("seed", -(2**63), 2**63 - 1, optional=True)
-        self._check_int("max_tokens", 1, 2**31 - 1, optional=True)
+        self._check_int("max_tokens", 1, _INT32_MAX, optional=True)
         self._check_int("logprobs", 0, MAX_LOGPROBS, optional=True)
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise RequestError(f"stop={self.stop!r} must be a non-empty string or several")
-        if any(not isinstance(t, Integral) or isinstance(t, bool) or t < 0 for t in self.stop_token_ids):
-            raise RequestError(f"stop_token_ids={self.stop_token_ids!r} must be token ids (integers, 0 or more)")
+        self._check_type("ignore_eos", bool)
+        self._check_type("skip_special_tokens", bool)
+        self._check_type("cache_salt", str)
+        self._check_stop()
+        self._check_stop_token_ids()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     def _check_number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
-        good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or value < low or value > high or (open_low and value == low):
-            bracket = "(" if open_low else "["
-            raise RequestError(f"{name}={value!r} must be a finite number in {bracket}{low}, {high}]")
+        number = _as_float(value)
+        if number is None or not low <= number <= high or (open_low and number == low):
+            allowed = f"{'(' if open_low else '['}{low}, {high}]" if high < math.inf else f"{low} or more"
+            raise RequestError(f"{name}={value!r} must be a finite number, {allowed}")
+        self._set(name, number)
 
     def _check_int(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value = getattr(self, name)
         if value is None and optional:
             return
-        if not isinstance(value, Integral) or isinstance(value, bool) or not low <= value <= high:
-            raise RequestError(f"{name}={value!r} must be an integer in [{low}, {high}]")
+        if not _is_int(value) or not low <= int(value) <= high:
+            none = "None or " if optional else ""
+            raise RequestError(f"{name}={value!r} must be {none}an integer in [{low}, {high}]")
+        self._set(name, int(value))
+
+    def _check_type(self, name: str, kind: type) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, kind):
+            raise RequestError(f"{name}={value!r} must be a {kind.__name__}")
+
+    def _check_stop(self) -> None:
+        """The empty string alone means no stop string; a list that holds it is a mistake."""
+        stop = self.stop
+        values = ((stop,) if stop else ()) if isinstance(stop, str) else _as_tuple(stop)
+        if values is None or any(not isinstance(s, str) or not s for s in values):
+            raise RequestError(f"stop={stop!r} must be a string or a sequence of non-empty strings")
+        self._set("stop", values)
+
+    def _check_stop_token_ids(self) -> None:
+        values = _as_tuple(self.stop_token_ids)
+        if values is None or any(not _is_int(t) or t < 0 for t in values):
+            raise RequestError(
+                f"stop_token_ids={self.stop_token_ids!r} must be token ids (integers, 0 or more)"
+            )
+        self._set("stop_token_ids", tuple(int(t) for t in values))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _as_float(value: object) -> float | None:
+    """The finite float of a real number; None for anything else, and for an integer too large for a float."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _as_tuple(value: object) -> tuple[Any, ...] | None:
+    """The values of an iterable; None for what is not one."""
+    return tuple(value) if isinstance(value, Iterable) else None

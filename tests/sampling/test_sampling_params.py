@@ -1,0 +1,150 @@
+"""What `SamplingParams` takes, what it turns it into, and what it refuses with which message."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from core_runner.errors import RequestError
+from core_runner.sampling_params import MAX_LOGPROBS, SamplingParams
+
+NUMBERS = ("temperature", "top_p", "min_p")
+INTEGERS = ("top_k", "seed", "max_tokens", "logprobs", "priority")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, -math.inf, -1, -1e-9, True, False, "0.5", None, [0.5], 1j, np.float32("nan")],
+)
+def test_numbers_refused(name, value):
+    with pytest.raises(RequestError) as error:
+        SamplingParams(**{name: value})
+    assert f"{name}={value!r}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_p", 0), ("top_p", 1.0001), ("min_p", 1.5), ("temperature", 10**400)]
+)
+def test_numbers_outside_their_range(name, value):
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1.0, 1.5, True, False, "1", [1], 2**63, -(2**63) - 1])
+def test_integers_refused(name, value):
+    with pytest.raises(RequestError) as error:
+        SamplingParams(**{name: value})
+    assert f"{name}={value!r}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", -2),
+        ("top_k", None),
+        ("top_k", 2**31),
+        ("max_tokens", 0),
+        ("logprobs", -1),
+        ("logprobs", MAX_LOGPROBS + 1),
+        ("priority", 2**31),
+        ("priority", None),
+    ],
+)
+def test_integers_outside_their_range(name, value):
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0),
+        ("temperature", 5e-324),
+        ("temperature", 1e300),
+        ("temperature", np.float32(0.5)),
+        ("temperature", Fraction(1, 2)),
+        ("top_p", 1),
+        ("top_p", np.float64(1e-9)),
+        ("min_p", np.int64(1)),
+    ],
+)
+def test_numbers_become_floats(name, value):
+    taken = getattr(SamplingParams(**{name: value}), name)
+    assert type(taken) is float
+    assert taken == float(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", -1),
+        ("top_k", np.int32(7)),
+        ("top_k", 2**31 - 1),
+        ("seed", np.uint8(200)),
+        ("seed", np.int64(-(2**63))),
+        ("seed", 2**63 - 1),
+        ("max_tokens", np.int16(3)),
+        ("logprobs", 0),
+        ("logprobs", MAX_LOGPROBS),
+        ("priority", -(2**31)),
+    ],
+)
+def test_integers_become_ints(name, value):
+    taken = getattr(SamplingParams(**{name: value}), name)
+    assert type(taken) is int
+    assert taken == int(value)
+
+
+@pytest.mark.parametrize("name", ["seed", "max_tokens", "logprobs"])
+def test_none_is_a_value_of_optional_integers(name):
+    assert getattr(SamplingParams(**{name: None}), name) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("", ()), ("end", ("end",)), (["a", "b"], ("a", "b")), ((), ()), (iter("ab"), ("a", "b"))],
+)
+def test_stop_becomes_a_tuple(given, taken):
+    assert SamplingParams(stop=given).stop == taken
+
+
+@pytest.mark.parametrize("value", [None, 3, [""], ["a", ""], [1], [None], b"end"])
+def test_stop_refused(value):
+    with pytest.raises(RequestError, match="stop="):
+        SamplingParams(stop=value)
+
+
+def test_stop_token_ids_become_a_tuple_of_ints():
+    taken = SamplingParams(stop_token_ids=np.array([3, 2**31], dtype=np.int64)).stop_token_ids
+    assert taken == (3, 2**31)
+    assert [type(t) for t in taken] == [int, int]
+
+
+@pytest.mark.parametrize("value", [None, 3, [-1], [True], [1.0], ["1"], "12"])
+def test_stop_token_ids_refused(value):
+    with pytest.raises(RequestError, match="stop_token_ids="):
+        SamplingParams(stop_token_ids=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ignore_eos", "no"),
+        ("ignore_eos", 1),
+        ("skip_special_tokens", None),
+        ("cache_salt", 5),
+        ("cache_salt", None),
+    ],
+)
+def test_flags_and_strings_refused(name, value):
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_params_are_frozen_and_equal_by_value():
+    assert SamplingParams(top_k=5, stop="x") == SamplingParams(top_k=np.int8(5), stop=["x"])
+    with pytest.raises(AttributeError):
+        SamplingParams().top_k = 3
