@@ -51,6 +51,12 @@ class _Group:
     tiles: list[_Tile]
 
 
+def _round_up(num_blocks: int) -> int:
+    """To two significant bits (1, 2, 3, 4, 6, 8, 12, ..), so that rows of similar lengths share a group."""
+    step = 1 << max(0, (num_blocks - 1).bit_length() - 2)
+    return -(-num_blocks // step) * step
+
+
 def _plan(metadata: AttentionMetadata, block_size: int, spec: AttentionSpec) -> Iterator[_Group]:
     """The tiles of a step, grouped. Reads the lengths on the host, so a GPU is waited for."""
     starts = metadata.query_start_loc.tolist()
@@ -64,8 +70,7 @@ def _plan(metadata: AttentionMetadata, block_size: int, spec: AttentionSpec) -> 
                 0 if spec.sliding_window is None else max(0, position - spec.sliding_window + 1) // block_size
             )
             num_blocks = (position + length - 1) // block_size + 1 - first
-            # Rounded up to a power of two, so that rows of similar lengths share a group.
-            groups[length, 1 << (num_blocks - 1).bit_length()].append(_Tile(row, token, position, first))
+            groups[length, _round_up(num_blocks)].append(_Tile(row, token, position, first))
     for (length, num_blocks), tiles in groups.items():
         each = length * spec.num_heads * num_blocks * block_size
         size = max(1, MAX_SCORES // each)
@@ -89,6 +94,17 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
+def _gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """cache [num_blocks, block_size, num_kv_heads, size], read at slots
+    [n, num_keys], as fp32 [n, num_kv_heads, num_keys, size].
+
+    Heads come before keys, as the matrix products want it, so that nothing is copied a second time.
+    """
+    heads = cache.shape[2]
+    index = slots[:, None, :] * heads + torch.arange(heads, device=slots.device)[:, None]
+    return cache.view(-1, cache.shape[3]).index_select(0, index.view(-1)).view(*index.shape, -1).float()
+
+
 def _attend_group(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -97,7 +113,7 @@ def _attend_group(
     spec: AttentionSpec,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of query [n, length, num_heads, head_size] over key and value [n, num_keys, num_kv_heads, _].
+    """Attention of query [n, length, num_heads, head_size] over key and value [n, num_kv_heads, num_keys, _].
 
     seen is bool [n, length, num_keys]. Returns fp32 [n, length, num_heads, head_size_v].
     """
@@ -105,13 +121,11 @@ def _attend_group(
     kv_heads, group = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
     q = (query.float() * spec.scale).view(n, length, kv_heads, group, -1).permute(0, 2, 3, 1, 4)
     q = q.reshape(n, kv_heads, group * length, -1)
-    scores = (q @ key.float().permute(0, 2, 3, 1)).view(n, kv_heads, group, length, -1)
+    scores = (q @ key.transpose(2, 3)).view(n, kv_heads, group, length, -1)
     if spec.soft_cap is not None:
-        scores = torch.tanh(scores / spec.soft_cap) * spec.soft_cap
+        scores = (scores / spec.soft_cap).tanh_() * spec.soft_cap
     weights = _softmax(scores.masked_fill_(~seen[:, None, None], float("-inf")), sinks)
-    # A weight of 0 does not silence a NaN, so values that no query sees are cleared.
-    value = value.float().masked_fill(~seen.any(1)[:, :, None, None], 0.0)
-    out = weights.reshape(n, kv_heads, group * length, -1) @ value.transpose(1, 2)
+    out = weights.reshape(n, kv_heads, group * length, -1) @ value
     return (
         out.view(n, kv_heads, group, length, -1).permute(0, 3, 1, 2, 4).reshape(n, length, spec.num_heads, -1)
     )
@@ -161,11 +175,14 @@ class TorchAttention:
             rows, tokens, positions, first = torch.tensor(columns, device=table.device).unsqueeze(-1)
             within = torch.arange(group.length, device=table.device)
             tokens, positions = tokens + within, positions + within
-            blocks = first + torch.arange(group.num_blocks, device=table.device)
-            keys = (first * block_size) + torch.arange(group.num_blocks * block_size, device=table.device)
+            keys = first * block_size + torch.arange(group.num_blocks * block_size, device=table.device)
             # Rounding up may run past the table; those keys are past every query and so never seen.
-            ids = table[rows, blocks.clamp(max=table.shape[1] - 1)].long()
-            k, v = key_cache[ids].flatten(1, 2), value_cache[ids].flatten(1, 2)
+            blocks = table[rows, (keys // block_size).clamp_(max=table.shape[1] - 1)].long()
+            slots = blocks * block_size + keys % block_size
             seen = _visible(positions, keys, spec.sliding_window)
+            # A weight of 0 does not silence a NaN: where no query of the tile sees a key, its last one is read.
+            last = slots.gather(1, positions[:, -1:] - first * block_size)
+            slots = slots.where(seen.any(1), last)
+            k, v = _gather(key_cache, slots), _gather(value_cache, slots)
             out[tokens] = _attend_group(query[tokens], k, v, seen, spec, sinks).to(out.dtype)
         return out
