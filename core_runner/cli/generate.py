@@ -1,0 +1,151 @@
+"""`core-runner generate`: text from prompts on stdout, or a JSONL batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from core_runner.cli import remember_debug
+from core_runner.cli.options import (
+    MODEL_OPTIONS,
+    SAMPLING_OPTIONS,
+    SectionedCommand,
+    engine_options,
+    given,
+    input_options,
+    model_options,
+    output_options,
+    sampling_options,
+)
+
+if TYPE_CHECKING:
+    from core_runner.llm import LLM
+    from core_runner.sampling_params import SamplingParams
+
+_EPILOG = """\b
+Examples:
+  core-runner generate "Once upon a time"
+  core-runner generate --chat --temperature 0 "What is 12 + 30?"
+  echo "Once upon a time" | core-runner generate - --stats
+  core-runner generate @prompt.txt --model ./my-model --max-tokens 400
+  core-runner generate --input rows.jsonl --output results.jsonl --resume
+
+\b
+A row of --input is {"prompt": TEXT}, {"prompt_token_ids": [...]} or
+{"messages": [...]}, with an optional "id" and sampling options of its own, as in
+{"id": "a", "prompt": "Hi", "temperature": 0}. Each finished row is one line of
+--output: id, text, token_ids, finish_reason, usage, error.
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG, context_settings={"max_content_width": 100})
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
+@input_options
+@output_options
+@sampling_options
+@model_options
+@engine_options
+@click.option("--debug", is_flag=True, expose_value=False, callback=remember_debug, help="Show tracebacks.")
+@click.pass_context
+def generate(ctx: click.Context, /, **options: Any) -> None:
+    """Generate text from each PROMPT: a text, - for stdin, or @FILE.
+
+    The text goes to stdout as it comes, everything else to stderr.
+    """
+    from core_runner.sampling_params import SamplingParams
+
+    _check_usage(options)
+    chosen = given(options, SAMPLING_OPTIONS)
+    SamplingParams(**chosen)  # A bad value is said before a model is loaded.
+    if options["input_path"] is None and options["output_path"] is None:
+        failed = _generate_text(options, chosen)
+    else:
+        failed = _generate_rows(options, chosen)
+    if failed:
+        ctx.exit(1)
+
+
+def _check_usage(options: dict[str, Any]) -> None:
+    has_prompts = bool(options["prompts"] or options["prompt_file"])
+    batch, output = options["input_path"] is not None, options["output_path"]
+    if not (has_prompts or batch):
+        raise click.UsageError("No prompt. Give a text, - for stdin, @FILE, or --input rows.jsonl.")
+    if has_prompts and batch:
+        raise click.UsageError("Give prompts or --input, not both.")
+    if batch and (options["chat"] or options["system"]):
+        raise click.UsageError(
+            '--chat and --system are for prompts; a row of --input says {"messages": [...]}.'
+        )
+    if options["system"] and not options["chat"]:
+        raise click.UsageError("--system needs --chat.")
+    if options["resume"] and options["overwrite"]:
+        raise click.UsageError("Give --resume or --overwrite, not both.")
+    if output is None and not batch and (options["resume"] or options["overwrite"]):
+        raise click.UsageError("--resume and --overwrite are for --output.")
+
+
+@contextmanager
+def _opened(options: dict[str, Any]) -> Iterator[tuple[LLM, float]]:
+    """The loaded model and the seconds that took; it is closed on the way out."""
+    from core_runner import LLM
+    from core_runner.cli.progress import progress_bars
+
+    started = time.perf_counter()
+    with progress_bars() as report:
+        llm = LLM(**given(options, MODEL_OPTIONS), progress=report)
+    with closing(llm):
+        yield llm, time.perf_counter() - started
+
+
+def _generate_text(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
+    """Stream the prompts' texts to stdout; returns whether a request failed."""
+    from core_runner.cli.prompts import conversation, read_prompts, to_prompt
+    from core_runner.cli.stats import Clock
+    from core_runner.cli.text import print_logprobs, write_texts
+
+    texts = read_prompts(options["prompts"], options["prompt_file"])
+    failed = False
+    with _opened(options) as (llm, load_s):
+        if options["chat"]:
+            prompts = [to_prompt(llm, "messages", conversation(text, options["system"])) for text in texts]
+        else:
+            prompts = list(texts)
+        clock = Clock(llm, load_s)
+        with closing(llm.stream(prompts, _sampling(llm, chosen))) as deltas:
+            for output in write_texts(deltas, len(prompts)):
+                clock.tick()
+                if output is not None and output.error is not None:
+                    click.echo(f"error: {output.error}", err=True)
+                    failed = True
+                if output is not None and options["logprobs"] is not None:
+                    print_logprobs(output, llm.tokenizer)
+        if options["stats"]:
+            clock.print_report(overlapping=len(prompts) > 1)
+    return failed
+
+
+def _generate_rows(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
+    """Run the rows, each written when it is finished. A bad row says so itself: the batch has not failed."""
+    from core_runner.cli.batch import opened_rows, run_batch
+    from core_runner.cli.results import ResultsFile
+    from core_runner.cli.stats import Clock
+
+    results = ResultsFile(options["output_path"], resume=options["resume"], overwrite=options["overwrite"])
+    with opened_rows(options) as source, _opened(options) as (llm, load_s), results:
+        clock = Clock(llm, load_s)
+        num_failed = run_batch(llm, source.read(_sampling(llm, chosen)), source.num_rows, results, clock)
+        if options["stats"]:
+            clock.print_report(overlapping=True)
+    if num_failed:
+        click.echo(f'{num_failed} rows failed; their "error" says why', err=True)
+    return False
+
+
+def _sampling(llm: LLM, chosen: dict[str, Any]) -> SamplingParams:
+    defaults: SamplingParams = llm.default_sampling_params
+    return replace(defaults, **chosen)

@@ -1,0 +1,160 @@
+"""Rows of a JSONL batch: what comes in, and what goes out.
+
+In:  {"prompt": "text"} | {"prompt_token_ids": [1, 2]} | {"messages": [{"role": "user", "content": "..."}]},
+     and optionally "id" (text or number; the line number otherwise) and fields of `SamplingParams`.
+Out: {"id", "text", "token_ids", "finish_reason", "usage", "error"}, and "logprobs" where they were asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from core_runner.errors import CoreRunnerError, RequestError
+from core_runner.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from core_runner.outputs import RequestOutput
+
+RowId = str | int
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_SAMPLING_FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams))
+_KNOWN_FIELDS = ("id", *_PROMPT_FIELDS, *_SAMPLING_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the input. `error` says why it cannot run; then it has no `prompt`.
+
+    prompt: a text, token ids, or (kind "messages") a conversation.
+    """
+
+    id: RowId
+    line: int
+    kind: str = ""
+    prompt: Any = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    error: str | None = None
+
+
+def parse_rows(lines: Iterable[bytes], base: SamplingParams) -> Iterator[Row]:
+    """Rows of the lines that are not blank; `base` holds the sampling options that a row may override.
+
+    A line that cannot be used yields a row with its error. An id that was used before is such an error.
+    """
+    seen: dict[RowId, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        row = parse_row(number, line, base)
+        if row.id in seen and row.error is None:
+            row = Row(
+                row.id,
+                number,
+                error=f"line {number}: id {row.id!r} is line {seen[row.id]}'s; make ids unique",
+            )
+        seen.setdefault(row.id, number)
+        yield row
+
+
+def parse_row(number: int, line: bytes, base: SamplingParams) -> Row:
+    """The row of one line; never raises for what the line holds."""
+    row_id: RowId = number
+    try:
+        fields = _load_object(line)
+        row_id = _row_id(fields, number)
+        _refuse_unknown(fields)
+        kind = _prompt_field(fields)
+        options = {name: fields[name] for name in _SAMPLING_FIELDS if name in fields}
+        params = dataclasses.replace(base, **options)
+        return Row(row_id, number, kind, fields[kind], params)
+    except (CoreRunnerError, TypeError) as error:
+        return Row(row_id, number, error=f"line {number}: {error}")
+
+
+def _load_object(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise RequestError(f'a row is a JSON object such as {{"prompt": "..."}}, not {type(value).__name__}')
+    return value
+
+
+def _row_id(fields: dict[str, Any], number: int) -> RowId:
+    row_id = fields.get("id")
+    if row_id is None:
+        return number
+    if isinstance(row_id, bool) or not isinstance(row_id, (str, int)):
+        raise RequestError(f"id={row_id!r} must be a text or an integer")
+    return row_id
+
+
+def _refuse_unknown(fields: dict[str, Any]) -> None:
+    for name in fields:
+        if name not in _KNOWN_FIELDS:
+            close = difflib.get_close_matches(name, _KNOWN_FIELDS, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(_KNOWN_FIELDS)}"
+            raise RequestError(f"unknown field {name!r}; {hint}")
+
+
+def _prompt_field(fields: dict[str, Any]) -> str:
+    present = [name for name in _PROMPT_FIELDS if name in fields]
+    if len(present) != 1:
+        raise RequestError(
+            f"a row has exactly one of {', '.join(_PROMPT_FIELDS)}; this one has {present or 'none'}"
+        )
+    kind, value = present[0], fields[present[0]]
+    wanted = str if kind == "prompt" else list
+    if not isinstance(value, wanted):
+        raise RequestError(
+            f"{kind} must be a {'text' if wanted is str else 'list'}, not {type(value).__name__}"
+        )
+    return kind
+
+
+def error_row(row_id: RowId, message: str) -> dict[str, Any]:
+    """The output row of a request that did not run."""
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0}
+    return {
+        "id": row_id,
+        "text": "",
+        "token_ids": [],
+        "finish_reason": "error",
+        "usage": usage,
+        "error": message,
+    }
+
+
+def output_row(row_id: RowId, output: RequestOutput) -> dict[str, Any]:
+    """The output row of a finished request."""
+    completion = output.outputs[0]
+    row: dict[str, Any] = {
+        "id": row_id,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "usage": {
+            "prompt_tokens": len(output.prompt_token_ids),
+            "completion_tokens": len(completion.token_ids),
+            "cached_tokens": output.num_cached_tokens,
+        },
+        "error": output.error,
+    }
+    if completion.logprobs is not None:
+        row["logprobs"] = [logprob_items(position) for position in completion.logprobs]
+    return row
+
+
+def logprob_items(position: Any) -> list[dict[str, Any]]:
+    """Ids with their values, the sampled one first. JSON has no infinity: a banned id's value is null."""
+    return [
+        {"token_id": int(token_id), "logprob": value if math.isfinite(value) else None}
+        for token_id, value in ((t, float(getattr(v, "logprob", v))) for t, v in position.items())
+    ]
