@@ -53,8 +53,8 @@ class RemovedRequest:
 class BlockUpdate:
     """Block-table entries that change before this step, of one cache group.
 
-    A run of `lengths[i]` ids is written to row `slots[i]` from column `starts[i]` on; `block_ids` holds the runs
-    one after another. An admission's whole row is such a run from column 0.
+    A run of `lengths[i]` ids is written to row `slots[i]` from column `starts[i]` on; `block_ids` holds the
+    runs one after another. An admission's whole row is such a run from column 0.
     """
 
     slots: IntArray  # [num_runs]

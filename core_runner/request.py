@@ -1,0 +1,136 @@
+"""`Request`: everything the host knows of one request, from its arrival to its last token. No torch here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from core_runner.errors import RequestError
+from core_runner.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int32]
+FinishReason = Literal["stop", "length", "abort", "error"]
+_SEED_MASK = (1 << 63) - 1
+
+
+class RequestStatus(Enum):
+    """Where a request stands; every FINISHED_ value is final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOP = "stop"
+    FINISHED_LENGTH = "length"
+    FINISHED_ABORT = "abort"
+    FINISHED_ERROR = "error"
+
+    @property
+    def is_finished(self) -> bool:
+        """True for the final values."""
+        return self not in _OPEN
+
+
+_OPEN = (RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED)
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of one emitted token: column 0 is the token itself, then the best ids in order."""
+
+    token_ids: IntArray  # [n + 1]
+    values: npt.NDArray[np.float32]  # [n + 1]
+    rank: int  # of the emitted token, from 1
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request. The scheduler is its only writer once it is added; requests compare by identity.
+
+    prompt_token_ids: the user's tokens, converted to int32 [prompt_len].
+    seed: stream of the request in [0, 2**63); None takes the parameters' seed, or draws one that is kept.
+    stop_token_ids: ids that end the request; the scheduler adds the model's end ids at admission.
+    arrival: order of arrival. rank: (priority or 0, arrival), smaller runs earlier. The scheduler sets both.
+    max_total_len: most tokens of prompt and output together, set by the scheduler.
+    num_cached_tokens: prefix hit of the first admission; -1 before it.
+    num_in_flight: samples that were scheduled and are not known yet. It is kept here while the request is
+        not running; for a running one the scheduler counts by slot.
+    block_hashes: block size -> hash chain of the leading full blocks, extended by the prefix cache.
+    """
+
+    req_id: str
+    prompt_token_ids: IntArray
+    sampling_params: SamplingParams
+    seed: int | None = None
+    model_inputs: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = field(init=False)
+    cache_salt: str = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    output_token_ids: list[int] = field(default_factory=list, init=False)
+    logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
+    status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
+    slot: int = field(default=-1, init=False)
+    arrival: int = field(default=-1, init=False)
+    rank: tuple[int, int] = field(default=(0, -1), init=False)
+    max_total_len: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=-1, init=False)
+    num_preemptions: int = field(default=0, init=False)
+    num_in_flight: int = field(default=0, init=False)
+    block_hashes: dict[int, list[bytes]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Convert the prompt, fix the seed, and copy what the scheduler reads from the parameters."""
+        self.prompt_token_ids = _as_token_array(self.req_id, self.prompt_token_ids)
+        params = self.sampling_params
+        seed = params.seed if self.seed is None else self.seed
+        self.seed = (secrets.randbits(63) if seed is None else int(seed)) & _SEED_MASK
+        self.priority = params.priority
+        self.cache_salt = params.cache_salt
+        self.stop_token_ids = frozenset(params.stop_token_ids)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the user's prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known on the host: prompt and outputs."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the request has ended, for whatever reason."""
+        return self.status.is_finished
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the request ended; None while it has not."""
+        return self.status.value if self.is_finished else None  # type: ignore[return-value]
+
+    def token_ids(self, start: int = 0, stop: int | None = None) -> IntArray:
+        """Known tokens [start, stop) of prompt and outputs, int32 [stop - start]."""
+        stop = self.num_tokens if stop is None else stop
+        prompt_len = self.prompt_len
+        if stop <= prompt_len:
+            return self.prompt_token_ids[start:stop]
+        outputs = self.output_token_ids[max(0, start - prompt_len) : stop - prompt_len]
+        tail = np.asarray(outputs, dtype=np.int32)
+        return tail if start >= prompt_len else np.concatenate([self.prompt_token_ids[start:], tail])
+
+
+def _as_token_array(req_id: str, token_ids: Sequence[int] | npt.NDArray[Any]) -> IntArray:
+    array = np.asarray(token_ids if len(token_ids) else np.zeros(0, np.int32))
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise RequestError(
+            f"request {req_id!r}: prompt_token_ids must be a flat sequence of integers, not {array.dtype} "
+            f"of shape {list(array.shape)}"
+        )
+    if array.size and (int(array.min()) < 0 or int(array.max()) >= 2**31):
+        bad = int(array.min()) if int(array.min()) < 0 else int(array.max())
+        raise RequestError(f"request {req_id!r}: prompt token id {bad} is outside [0, 2**31)")
+    return np.ascontiguousarray(array, dtype=np.int32)

@@ -1,0 +1,136 @@
+"""Cache blocks of all groups together: a request gets what it needs in every group, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core_runner.request import Request
+from core_runner.scheduling.group_cache import NEVER_PUBLISHED, GroupCache
+from core_runner.scheduling.output import BlockUpdate, IntArray
+from core_runner.scheduling.prefix_cache import GroupSpec, PrefixCache, PrefixHit
+
+
+class CacheManager:
+    """Block lists by slot for each cache group.
+
+    num_blocks: blocks of each group's pool, null block included. max_chunk: most tokens of a row in one step.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[GroupSpec],
+        num_blocks: Sequence[int],
+        *,
+        max_num_reqs: int,
+        max_model_len: int,
+        max_chunk: int,
+        enable_prefix_caching: bool,
+    ) -> None:
+        pairs = zip(groups, num_blocks, strict=True)
+        self.groups = [GroupCache(spec, num, max_num_reqs, max_model_len) for spec, num in pairs]
+        self._max_chunk = max_chunk
+        # A model without cache groups (pure recurrent state) has nothing to hit.
+        self._enable_prefix_caching = enable_prefix_caching and bool(self.groups)
+        self._prefix = PrefixCache(groups, [group.pool for group in self.groups])
+
+    @property
+    def num_free_blocks(self) -> tuple[int, ...]:
+        """Free blocks of each group."""
+        return tuple(group.pool.num_free for group in self.groups)
+
+    def find_shortage(self, num_tokens: int) -> tuple[int, int, int] | None:
+        """(group, blocks needed, blocks there are) of a group that cannot hold `num_tokens` even alone."""
+        for idx, group in enumerate(self.groups):
+            needed, usable = group.peak_blocks(num_tokens, self._max_chunk), group.pool.num_blocks - 1
+            if needed > usable:
+                return idx, needed, usable
+        return None
+
+    def max_tokens_alone(self, limit: int) -> int:
+        """Most computed tokens, up to `limit`, that one request alone can hold in every group."""
+        for group in self.groups:
+            usable = group.pool.num_blocks - 1
+            if group.peak_blocks(limit, self._max_chunk) > usable:
+                limit = usable * group.spec.block_size
+        return limit
+
+    def is_cacheable(self, request: Request) -> bool:
+        """Whether the request's blocks may be shared: tokens alone do not describe one with model inputs."""
+        return self._enable_prefix_caching and not request.model_inputs
+
+    def get_hit(self, request: Request) -> PrefixHit:
+        """Longest prefix of the known tokens that is in every group's cache; nothing changes."""
+        return self._prefix.find(request) if self.is_cacheable(request) else self._prefix.no_hit
+
+    def can_admit(self, num_tokens: int, hit: PrefixHit, headroom: int) -> bool:
+        """Whether the whole prefill fits now, with `headroom` blocks left over in each group.
+
+        A hit block that is free now leaves the free list as a new one does; only shared ones cost nothing.
+        """
+        for group, hit_ids in zip(self.groups, hit.block_ids, strict=True):
+            num_shared = sum(group.pool.is_held(block) for block in hit_ids)
+            needed = group.peak_blocks(num_tokens, self._max_chunk) - num_shared
+            if needed + headroom > group.pool.num_free:
+                return False
+        return True
+
+    def admit(self, slot: int, request: Request, hit: PrefixHit, num_tokens: int) -> None:
+        """Give a free slot the hit's blocks and new ones for its first `num_tokens` tokens."""
+        cacheable = self.is_cacheable(request)
+        for group, hit_ids in zip(self.groups, hit.block_ids, strict=True):
+            group.admit(slot, hit_ids, num_tokens)
+            if not cacheable:
+                group.num_published_np[slot] = NEVER_PUBLISHED
+
+    def grow(self, slots: IntArray, num_tokens: IntArray) -> bool:
+        """Cover the first `num_tokens[i]` tokens of every slot in every group, or change nothing: False."""
+        missing = [group.num_missing(slots, num_tokens) for group in self.groups]
+        for group, num_missing in zip(self.groups, missing, strict=True):
+            if int(num_missing.sum()) > group.pool.num_free:
+                return False
+        for group, num_missing in zip(self.groups, missing, strict=True):
+            group.append(slots, num_missing)
+        return True
+
+    def give_back_unseen(self, slots: IntArray, num_computed: IntArray) -> None:
+        """Free blocks of window groups that no token from `num_computed[i]` on can see."""
+        for group in self.groups:
+            group.give_back_unseen(slots, num_computed)
+
+    def release(self, slot: int) -> None:
+        """Free every block of a slot; published ones stay hit-able until they are given out again."""
+        for group in self.groups:
+            group.release(slot)
+
+    def publish(self, slot: int, request: Request, num_tokens: int) -> None:
+        """Offer the full blocks of the first `num_tokens` tokens, which are known and scheduled."""
+        for group_idx, group in enumerate(self.groups):
+            first, last = int(group.num_published_np[slot]), num_tokens // group.spec.block_size
+            for block_idx in range(first, last):
+                block = int(group.table[slot, block_idx])
+                if block:
+                    self._prefix.publish(request, group_idx, block_idx, block)
+            group.num_published_np[slot] = max(first, last)
+
+    def find_unpublished(self, slots: IntArray, num_tokens: IntArray) -> IntArray:
+        """Rows whose first `num_tokens[i]` tokens hold a full block that is not offered yet."""
+        behind = np.zeros(len(slots), np.bool_)
+        if self._enable_prefix_caching:
+            for group in self.groups:
+                behind |= num_tokens // group.spec.block_size > group.num_published_np[slots]
+        return np.flatnonzero(behind).astype(np.int32)
+
+    def forget(self, request: Request) -> None:
+        """Stop offering every block of the request's chain."""
+        self._prefix.forget(request)
+
+    def take_updates(self) -> list[BlockUpdate]:
+        """Block-table changes since the last call, one per group."""
+        return [group.take_update() for group in self.groups]
+
+    def check_integrity(self) -> None:
+        """Recount every group."""
+        for group in self.groups:
+            group.check_integrity()

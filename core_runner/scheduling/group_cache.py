@@ -1,0 +1,146 @@
+"""Block lists of one cache group, by slot: a host mirror of the device's block table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from core_runner.scheduling.block_pool import BlockPool
+from core_runner.scheduling.output import BlockUpdate, IntArray
+from core_runner.scheduling.prefix_cache import GroupSpec
+
+_NONE: IntArray = np.zeros(0, np.int32)
+_NO_UPDATE = BlockUpdate(_NONE, _NONE, _NONE, _NONE)
+NEVER_PUBLISHED = np.int32(2**31 - 1)
+
+
+class GroupCache:
+    """Blocks of one group. R = max_num_reqs; max_blocks = ceil(max_model_len / block_size).
+
+    table: [R, max_blocks]; columns [0, num_unseen) are null (given back, or not needed behind a prefix hit),
+    [num_unseen, num_blocks) are held. num_published: leading columns that are offered for prefix hits.
+    """
+
+    def __init__(self, spec: GroupSpec, num_blocks: int, max_num_reqs: int, max_model_len: int) -> None:
+        self.spec = spec
+        self.pool = BlockPool(num_blocks)
+        max_blocks = -(-max_model_len // spec.block_size)
+        self.table = np.zeros((max_num_reqs, max_blocks), np.int32)
+        self.num_blocks_np = np.zeros(max_num_reqs, np.int32)
+        self.num_unseen_np = np.zeros(max_num_reqs, np.int32)
+        self.num_published_np = np.zeros(max_num_reqs, np.int32)
+        self._runs: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
+        self._released: set[int] = set()
+
+    def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
+        """Most blocks that a request holds at once while `num_tokens` tokens are computed, chunk by chunk."""
+        block_size, window = self.spec.block_size, self.spec.sliding_window
+        whole = -(-num_tokens // block_size)
+        if window is None:
+            return whole
+        return min(whole, -(-(window - 1 + min(max_chunk, num_tokens)) // block_size) + 1)
+
+    def num_missing(self, slots: IntArray, num_tokens: IntArray) -> IntArray:
+        """Blocks that each slot lacks to cover its first `num_tokens` tokens, [n]."""
+        block_size = self.spec.block_size
+        needed = (num_tokens + (block_size - 1)) // block_size
+        missing: IntArray = np.maximum(needed - self.num_blocks_np[slots], 0)
+        return missing
+
+    def append(self, slots: IntArray, num_missing: IntArray) -> None:
+        """Give each slot `num_missing` more blocks; the caller has checked that the pool holds them."""
+        rows = np.flatnonzero(num_missing)
+        if not len(rows):
+            return
+        slots, lengths = slots[rows], num_missing[rows]
+        starts = self.num_blocks_np[slots]
+        block_ids = np.array(self.pool.allocate(int(lengths.sum())), np.int32)
+        row_idx, columns = _cells(slots, starts, lengths)
+        self.table[row_idx, columns] = block_ids
+        self.num_blocks_np[slots] = starts + lengths
+        self._runs.append((slots, starts, lengths, block_ids))
+
+    def give_back_unseen(self, slots: IntArray, num_computed: IntArray) -> None:
+        """Free the blocks that no token from `num_computed` on can see; their table entries become null."""
+        spec = self.spec
+        if spec.sliding_window is None:
+            return
+        unseen = np.maximum(num_computed - (spec.sliding_window - 1), 0) // spec.block_size
+        starts = self.num_unseen_np[slots]
+        rows = np.flatnonzero(unseen > starts)
+        if not len(rows):
+            return
+        slots, starts, unseen = slots[rows], starts[rows], unseen[rows].astype(np.int32)
+        lengths = unseen - starts
+        row_idx, columns = _cells(slots, starts, lengths)
+        self.pool.free(self.table[row_idx, columns].tolist())
+        self.table[row_idx, columns] = 0
+        self.num_unseen_np[slots] = unseen
+        self._runs.append((slots, starts, lengths, np.zeros(int(lengths.sum()), np.int32)))
+
+    def admit(self, slot: int, hit_ids: Sequence[int], num_tokens: int) -> None:
+        """Fill a free slot: the blocks of a prefix hit (leading zeros are null), then new ones."""
+        assert self.num_blocks_np[slot] == 0, f"slot {slot} still holds blocks"
+        num_null = sum(block == 0 for block in hit_ids)
+        self.pool.touch(hit_ids[num_null:])
+        new = -(-num_tokens // self.spec.block_size) - len(hit_ids)
+        row = np.array([*hit_ids, *self.pool.allocate(new)], np.int32)
+        self.table[slot, : len(row)] = row
+        self.num_blocks_np[slot] = len(row)
+        self.num_unseen_np[slot] = num_null
+        self.num_published_np[slot] = len(hit_ids)
+        self._runs.append((_one(slot), _one(0), _one(len(row)), row))
+
+    def release(self, slot: int) -> None:
+        """Free every block of a slot."""
+        num_blocks = int(self.num_blocks_np[slot])
+        row = self.table[slot, :num_blocks]
+        self.pool.free(row[self.num_unseen_np[slot] :].tolist())
+        row[:] = 0
+        for counts in (self.num_blocks_np, self.num_unseen_np, self.num_published_np):
+            counts[slot] = 0
+        if self._runs:
+            self._released.add(slot)
+
+    def take_update(self) -> BlockUpdate:
+        """The changes since the last call, without those of slots that were released since."""
+        runs, self._runs = self._runs, []
+        if self._released:
+            runs = [_without(run, self._released) for run in runs]
+            self._released = set()
+        if not runs:
+            return _NO_UPDATE
+        if len(runs) == 1:
+            return BlockUpdate(*runs[0])
+        return BlockUpdate(*(np.concatenate(parts) for parts in zip(*runs, strict=True)))
+
+    def check_integrity(self) -> None:
+        """Recount the references of every block from the table."""
+        columns = np.arange(self.table.shape[1])
+        held = (columns >= self.num_unseen_np[:, None]) & (columns < self.num_blocks_np[:, None])
+        assert (self.table[held] > 0).all(), "a held table entry is null"
+        assert not self.table[~held].any(), "a table entry outside the held range is not null"
+        self.pool.check_integrity(np.bincount(self.table[held], minlength=self.pool.num_blocks))
+
+
+def _one(value: int) -> IntArray:
+    return np.array([value], np.int32)
+
+
+def _cells(slots: IntArray, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
+    """Row and column of every table entry of the runs, one run after another."""
+    if int(lengths.max()) == 1:
+        return slots, starts
+    ends = np.cumsum(lengths)
+    within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    return np.repeat(slots, lengths), np.repeat(starts, lengths) + within.astype(np.int32)
+
+
+def _without(
+    run: tuple[IntArray, IntArray, IntArray, IntArray], released: set[int]
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    slots, starts, lengths, block_ids = run
+    keep: npt.NDArray[np.bool_] = ~np.isin(slots, list(released))
+    return slots[keep], starts[keep], lengths[keep], block_ids[np.repeat(keep, lengths)]

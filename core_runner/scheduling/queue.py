@@ -1,0 +1,59 @@
+"""The bounded waiting queue, in the order in which requests may be admitted."""
+
+from __future__ import annotations
+
+import heapq
+
+from core_runner.errors import QueueFullError
+from core_runner.request import Request
+
+
+class WaitingQueue:
+    """Requests by `rank`, smallest first.
+
+    Under "fcfs" a rank is (0, arrival), so a preempted request goes back in front of all that came later;
+    under "priority" it is (priority, arrival). One heap serves both: ranks that only grow are pushed in O(1).
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._members: set[int] = set()  # arrivals; the heap may hold discarded entries until they surface
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def check_room(self, req_id: str) -> None:
+        """Refuse one more new request when the queue is full."""
+        if len(self) >= self._max_waiting:
+            raise QueueFullError(
+                f"request {req_id!r}: {len(self)} requests wait already (max_waiting={self._max_waiting}); "
+                "retry later or raise max_waiting"
+            )
+
+    def push(self, request: Request) -> None:
+        """Add a request; a preempted one is never refused."""
+        self._members.add(request.arrival)
+        heapq.heappush(self._heap, (request.rank, request))
+
+    def peek(self) -> Request | None:
+        """The request that is next, or None."""
+        heap = self._heap
+        while heap and heap[0][1].arrival not in self._members:
+            heapq.heappop(heap)
+        return heap[0][1] if heap else None
+
+    def pop(self) -> Request:
+        """Take the request that is next."""
+        request = self.peek()
+        assert request is not None, "the waiting queue is empty"
+        heapq.heappop(self._heap)
+        self._members.remove(request.arrival)
+        return request
+
+    def discard(self, request: Request) -> None:
+        """Remove a request from anywhere in the queue, O(1) amortised."""
+        self._members.discard(request.arrival)
+        if len(self._heap) > 2 * len(self._members) + 64:
+            self._heap = [entry for entry in self._heap if entry[1].arrival in self._members]
+            heapq.heapify(self._heap)

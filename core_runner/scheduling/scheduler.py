@@ -1,0 +1,297 @@
+"""`Scheduler`: which requests run in the next step, with how many tokens, in which slots and blocks.
+
+The engine may be one step ahead: `schedule()` for step N+1 comes before `update()` of step N. The device
+runs steps in order, so slots and blocks that are given up now may have a new owner in the next step although
+a launched one still writes them: the new owner's writes come later. What must be known on the host first are
+tokens: blocks are offered for prefix hits, and preempted requests return, only when each of them is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core_runner.errors import RequestError
+from core_runner.request import Request, RequestStatus
+from core_runner.scheduling.admission import AdmissionRules
+from core_runner.scheduling.cache_manager import CacheManager
+from core_runner.scheduling.output import (
+    IntArray,
+    ModelRunnerOutput,
+    NewRequest,
+    RemovedRequest,
+    RemoveReason,
+    SchedulerOutput,
+)
+from core_runner.scheduling.plan import Rows, plan_running
+from core_runner.scheduling.prefix_cache import GroupSpec
+from core_runner.scheduling.queue import WaitingQueue
+from core_runner.scheduling.slots import SlotTable
+from core_runner.scheduling.step import RequestUpdate, ScheduledStep, SchedulerConfig, SchedulerStats
+from core_runner.scheduling.update import StepResults
+
+__all__ = ["GroupSpec", "RequestUpdate", "ScheduledStep", "Scheduler", "SchedulerConfig", "SchedulerStats"]
+
+_NO_ROWS: IntArray = np.zeros(0, np.int32)
+
+
+class Scheduler:
+    """Continuous batching over `max_num_reqs` slots and the block pools of the cache groups.
+
+    groups, num_blocks: one entry per cache group (null block included). eos_token_ids: the model's end ids.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        groups: Sequence[GroupSpec | tuple[int, int | None]],
+        num_blocks: Sequence[int],
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.config = config
+        self._eos = frozenset(eos_token_ids)
+        self._slots = SlotTable(config.max_num_reqs)
+        self._cache = CacheManager(
+            [GroupSpec(*group) for group in groups],
+            num_blocks,
+            max_num_reqs=config.max_num_reqs,
+            max_model_len=config.max_model_len,
+            max_chunk=config.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self._queue = WaitingQueue(config.max_waiting)
+        self._requests: dict[str, Request] = {}
+        self._removed: list[RemovedRequest] = []
+        self._results = StepResults(self._slots, self._cache, eos_token_ids)
+        self._rules = AdmissionRules(config, self._cache)
+        self._num_arrivals = self._num_preemptions = self._num_prompt_tokens = 0
+        self._num_cached_tokens = self._num_queried_tokens = 0
+
+    # ---- requests
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises `RequestError` or `QueueFullError` before anything changes."""
+        if request.arrival >= 0 or request.req_id in self._requests:
+            raise RequestError(
+                f"request {request.req_id!r} was added before; give each request its own object and id"
+            )
+        max_total_len = self._rules.max_total_len(request)
+        self._queue.check_room(request.req_id)
+        request.max_total_len = max_total_len
+        request.arrival = self._num_arrivals
+        request.rank = (request.priority if self.config.policy == "priority" else 0, request.arrival)
+        if not request.sampling_params.ignore_eos:
+            request.stop_token_ids |= self._eos
+        self._num_arrivals += 1
+        self._requests[request.req_id] = request
+        self._queue.push(request)
+
+    def abort(self, req_id: str) -> bool:
+        """End a request now, wherever it stands. False if there is no such request (it may have ended)."""
+        request = self._requests.get(req_id)
+        if request is not None:
+            self._end(request, RequestStatus.FINISHED_ABORT)
+        return request is not None
+
+    def finish(self, req_id: str, reason: str = "stop") -> bool:
+        """End a request for a reason that only the engine sees, such as a stop string ("stop") or "error"."""
+        request = self._requests.get(req_id)
+        if request is not None:
+            self._end(request, RequestStatus(reason))
+        return request is not None
+
+    def unfinished_ids(self) -> list[str]:
+        """Names of the requests that have not ended, in order of arrival."""
+        return list(self._requests)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self._requests)
+
+    # ---- steps
+
+    def schedule(self) -> ScheduledStep | None:
+        """The next step, or None when nothing can run now.
+
+        With requests unfinished, None means that a step in flight must be given to `update` first.
+        """
+        num_preemptions = self._num_preemptions
+        rows = plan_running(self._slots, self.config)
+        if len(rows.slots):
+            rows = self._secure_blocks(rows)
+        new_requests: list[NewRequest] = []
+        # Who gave way just now must not come back in the same step.
+        if len(self._queue) and num_preemptions == self._num_preemptions:
+            new_requests, slots, counts = self._admit(
+                self.config.max_num_batched_tokens - int(rows.counts.sum())
+            )
+            rows = rows.join(slots, counts) if new_requests else rows
+        if not len(rows.slots):
+            self._cache.take_updates()  # only entries of slots that were preempted just now
+            return None
+        return self._commit(rows, new_requests)
+
+    def update(self, step: ScheduledStep, output: ModelRunnerOutput) -> list[RequestUpdate]:
+        """Take in what a step sampled: one entry for each request that got tokens or ended, in row order."""
+        updates, ended = self._results.apply(step, output)
+        for request, status in ended:
+            self._end(request, status)
+        return updates
+
+    def flush(self) -> SchedulerOutput | None:
+        """A step without rows that only reports removals, for an engine that goes idle; None without any."""
+        if not self._removed:
+            return None
+        return SchedulerOutput(
+            self._take_removed(), [], self._cache.take_updates(), _NO_ROWS, _NO_ROWS, _NO_ROWS
+        )
+
+    def stats(self) -> SchedulerStats:
+        """Counters; the free ones return to their first values when every request has ended."""
+        return SchedulerStats(
+            free_slots=self._slots.num_free,
+            free_blocks=self._cache.num_free_blocks,
+            running=self._slots.num_running,
+            waiting=len(self._queue),
+            prompt_tokens=self._num_prompt_tokens,
+            generated_tokens=self._results.num_generated_tokens,
+            cached_tokens=self._num_cached_tokens,
+            queried_tokens=self._num_queried_tokens,
+            preemptions=self._num_preemptions,
+        )
+
+    def check_integrity(self) -> None:
+        """Recount slots, blocks and requests; for tests and idle moments."""
+        self._slots.check_integrity()
+        self._cache.check_integrity()
+        assert len(self._requests) == self._slots.num_running + len(self._queue), "a request is lost"
+
+    # ---- building a step
+
+    def _secure_blocks(self, rows: Rows) -> Rows:
+        """Cover every row's tokens with blocks; where they run out, requests of the last ranks give way."""
+        table, slots = self._slots, rows.slots
+        computed, num_drafts = table.num_computed_np[slots], self.config.num_draft_tokens
+        # Drafts in flight may be rejected: a later token may count on the rest alone.
+        sure = computed - num_drafts * table.num_in_flight_np[slots] if num_drafts else computed
+        self._cache.give_back_unseen(slots, sure)
+        targets = computed + rows.counts
+        if self._cache.grow(slots, targets):
+            return rows
+        running = table.running()
+        victims = running[table.by_rank(running)].tolist()
+        # Rows are served by rank and victims come from the other end: no row that was served gives way.
+        for row in table.by_rank(slots).tolist():
+            one = slice(row, row + 1)
+            while table.is_running_np[slots[row]] and not self._cache.grow(slots[one], targets[one]):
+                self._preempt(table.requests_np[victims.pop()])
+        return rows.select(table.is_running_np[slots])
+
+    def _admit(self, budget: int) -> tuple[list[NewRequest], IntArray, IntArray]:
+        """Admit waiting requests in order until tokens, slots or blocks run out."""
+        admitted: list[NewRequest] = []
+        counts: list[int] = []
+        while budget > 0 and self._slots.num_free:
+            request = self._queue.peek()
+            # A preempted request comes back only when all its tokens are known.
+            if request is None or request.num_in_flight:
+                break
+            admission = self._admit_one(request, budget)
+            if admission is None:
+                break
+            admitted.append(admission[0])
+            counts.append(admission[1])
+            budget -= admission[1]
+        slots = np.array([new.slot for new in admitted], np.int32)
+        return admitted, slots, np.array(counts, np.int32)
+
+    def _admit_one(self, request: Request, budget: int) -> tuple[NewRequest, int] | None:
+        """Admit the queue's first request with a first chunk, or leave it there: None."""
+        hit = self._cache.get_hit(request)
+        left = request.num_tokens - hit.num_tokens
+        if left > budget and not self.config.enable_chunked_prefill:
+            return None
+        # One that gave way before must leave each running request its next block, or it soon gives way again.
+        headroom = self._slots.num_running if request.num_preemptions else 0
+        if not self._cache.can_admit(request.num_tokens, hit, headroom):
+            return None
+        self._queue.pop()
+        count = min(left, budget)
+        slot = self._slots.admit(request, hit.num_tokens)
+        self._cache.admit(slot, request, hit, hit.num_tokens + count)
+        return self._new_request(request, slot, hit.num_tokens), count
+
+    def _new_request(self, request: Request, slot: int, num_cached: int) -> NewRequest:
+        request.status = RequestStatus.RUNNING
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = num_cached
+            self._num_prompt_tokens += request.prompt_len
+        self._num_cached_tokens += num_cached
+        self._num_queried_tokens += request.num_tokens
+        assert request.seed is not None
+        return NewRequest(
+            req_id=request.req_id,
+            slot=slot,
+            prefill_token_ids=request.token_ids(),
+            prompt_len=request.prompt_len,
+            sampling_params=request.sampling_params,
+            seed=request.seed,
+            num_computed_tokens=num_cached,
+            model_inputs=request.model_inputs,
+        )
+
+    def _commit(self, rows: Rows, new_requests: list[NewRequest]) -> ScheduledStep:
+        """Count the step as done, offer the blocks of prefill tokens that it computes, and describe it."""
+        table = self._slots
+        slots, counts, drafts = rows
+        computed = table.num_computed_np[slots]
+        after = computed + counts
+        prefill_len = table.prefill_len_np[slots]
+        samples = after >= prefill_len
+        table.num_computed_np[slots] = after
+        table.num_tokens_np[slots] += np.where(samples, 1 + drafts, 0).astype(np.int32, copy=False)
+        table.num_in_flight_np[slots] += samples
+        requests = table.requests_np[slots].tolist()
+        known = np.minimum(after, prefill_len)
+        for row in np.flatnonzero(computed < prefill_len).tolist():
+            self._cache.publish(int(slots[row]), requests[row], int(known[row]))
+        output = SchedulerOutput(
+            removed=self._take_removed(),
+            new_requests=new_requests,
+            block_updates=self._cache.take_updates(),
+            slots=slots,
+            num_scheduled_tokens=counts,
+            num_computed_tokens=computed,
+            num_draft_tokens=drafts if self.config.num_draft_tokens else None,
+        )
+        return ScheduledStep(output, requests, samples, table.generation_np[slots])
+
+    # ---- giving up slots
+
+    def _preempt(self, request: Request) -> None:
+        self._give_up(request, "preempted")
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._queue.push(request)
+
+    def _end(self, request: Request, status: RequestStatus) -> None:
+        del self._requests[request.req_id]
+        if status is RequestStatus.FINISHED_ERROR:
+            self._cache.forget(request)
+        if request.status is RequestStatus.RUNNING:
+            self._give_up(request, "aborted" if status is RequestStatus.FINISHED_ABORT else "finished")
+        else:
+            self._queue.discard(request)
+        request.status = status
+
+    def _give_up(self, request: Request, reason: RemoveReason) -> None:
+        slot = self._slots.release(request)
+        self._cache.release(slot)
+        self._removed.append(RemovedRequest(slot, reason))
+
+    def _take_removed(self) -> list[RemovedRequest]:
+        removed, self._removed = self._removed, []
+        return removed

@@ -1,0 +1,129 @@
+"""What a step's output does to the requests: new tokens, stop rules, blocks whose tokens are known now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from core_runner.request import FinishReason, Request, RequestStatus, TokenLogprobs
+from core_runner.scheduling.cache_manager import CacheManager
+from core_runner.scheduling.output import Logprobs, ModelRunnerOutput
+from core_runner.scheduling.slots import SlotTable
+from core_runner.scheduling.step import RequestUpdate, ScheduledStep
+
+Ended = list[tuple[Request, RequestStatus]]
+
+
+class StepResults:
+    """Applies outputs. Checks are numpy over rows; the Python loop appends tokens to rows that sampled."""
+
+    def __init__(self, slots: SlotTable, cache: CacheManager, eos_token_ids: Sequence[int]) -> None:
+        self._slots = slots
+        self._cache = cache
+        self.num_generated_tokens = 0
+        # One entry past the largest id stands for every id above it.
+        self._is_eos = np.zeros(max(eos_token_ids, default=-1) + 2, np.bool_)
+        self._is_eos[list(eos_token_ids)] = True
+
+    def apply(self, step: ScheduledStep, output: ModelRunnerOutput) -> tuple[list[RequestUpdate], Ended]:
+        """Updates in row order, and the requests that must end; their slots are still held."""
+        slots = step.output.slots
+        # A slot given up since the step was scheduled may have another owner now: look at such rows alone.
+        is_live = self._slots.generation_np[slots] == step.generations
+        self._count(step, output, is_live)
+        careful = self._find_careful(step, output, is_live)
+        updates: list[RequestUpdate] = []
+        ended: Ended = []
+        tokens = output.sampled_token_ids[:, 0].tolist()
+        rows = np.flatnonzero(step.samples)
+        for row, is_careful in zip(rows.tolist(), careful[rows].tolist(), strict=True):
+            request = step.requests[row]
+            if not is_careful:
+                new = [tokens[row]]
+                request.output_token_ids += new
+                updates.append(RequestUpdate(request, new, None))
+                continue
+            if not is_live[row]:
+                request.num_in_flight -= 1
+            if not request.is_finished:
+                self._take_row(request, output, row, updates, ended)
+        self.num_generated_tokens += sum(len(update.new_token_ids) for update in updates)
+        self._publish(step, is_live & step.samples & ~output.failed)
+        return updates, ended
+
+    def _count(self, step: ScheduledStep, output: ModelRunnerOutput, is_live: npt.NDArray[np.bool_]) -> None:
+        """Replace what was assumed of the live rows by what is known."""
+        table, slots = self._slots, step.output.slots[is_live]
+        table.num_in_flight_np[slots] -= step.samples[is_live]
+        table.num_known_np[slots] += output.num_sampled[is_live]
+        if step.output.num_draft_tokens is not None:
+            table.num_computed_np[slots] -= output.num_rejected[is_live]
+            table.num_tokens_np[slots] -= output.num_rejected[is_live]
+
+    def _find_careful(
+        self, step: ScheduledStep, output: ModelRunnerOutput, is_live: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """Rows that may end, or that bring anything but one plain token, [num_reqs]."""
+        table, slots = self._slots, step.output.slots
+        tokens = np.clip(output.sampled_token_ids[:, 0], 0, len(self._is_eos) - 1)
+        careful: npt.NDArray[np.bool_] = (
+            ~is_live | output.failed | (output.num_sampled != 1) | self._is_eos[tokens]
+        )
+        careful |= table.needs_check_np[slots] | (table.num_known_np[slots] >= table.max_total_np[slots])
+        return careful
+
+    def _take_row(
+        self,
+        request: Request,
+        output: ModelRunnerOutput,
+        row: int,
+        updates: list[RequestUpdate],
+        ended: Ended,
+    ) -> None:
+        if output.failed[row]:
+            updates.append(RequestUpdate(request, [], "error"))
+            ended.append((request, RequestStatus.FINISHED_ERROR))
+            return
+        sampled = output.sampled_token_ids[row, : output.num_sampled[row]].tolist()
+        new, reason = _cut_at_stop(request, sampled)
+        request.output_token_ids += new
+        logprobs = _row_logprobs(request, output.logprobs, row, len(new))
+        request.logprobs += logprobs
+        if new or reason:
+            updates.append(RequestUpdate(request, new, reason, logprobs))
+        if reason:
+            ended.append((request, RequestStatus(reason)))
+
+    def _publish(self, step: ScheduledStep, is_candidate: npt.NDArray[np.bool_]) -> None:
+        """Offer the blocks that the new tokens filled, where the step that computes them is scheduled."""
+        table, slots = self._slots, step.output.slots
+        ready = np.minimum(table.num_known_np[slots], table.num_computed_np[slots])
+        for row in self._cache.find_unpublished(slots, np.where(is_candidate, ready, 0)).tolist():
+            request = step.requests[row]
+            self._cache.publish(request.slot, request, min(int(ready[row]), request.num_tokens))
+
+
+def _cut_at_stop(request: Request, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
+    """The tokens up to the first that ends the request, and why it ends."""
+    room = request.max_total_len - request.num_tokens
+    for idx, token in enumerate(token_ids[:room]):
+        if token in request.stop_token_ids:
+            return token_ids[: idx + 1], "stop"
+    return token_ids[:room], "length" if len(token_ids) >= room else None
+
+
+def _row_logprobs(request: Request, logprobs: Logprobs | None, row: int, num: int) -> list[TokenLogprobs]:
+    wanted = request.sampling_params.logprobs
+    if logprobs is None or wanted is None:
+        return []
+    width = wanted + 1
+    return [
+        TokenLogprobs(
+            logprobs.token_ids[row, idx, :width].copy(),
+            logprobs.values[row, idx, :width].copy(),
+            int(logprobs.ranks[row, idx]),
+        )
+        for idx in range(num)
+    ]
