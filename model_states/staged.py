@@ -96,7 +96,7 @@ class _Runs(NamedTuple):
 
 
 class StagedTensor:
-    """A device tensor [rows] or [rows, cols] with a lasting address; the host stages runs, `apply` writes them.
+    """A device tensor [rows] or [rows, cols] of lasting address; the host stages runs, `apply` writes them.
 
     `stage*` copy what they are given. A later write wins over an earlier one to the same place, also within
     one `apply`. Consumers on the stream of `apply` see every write staged before it and none staged later.
@@ -186,7 +186,7 @@ class StagedTensor:
 
 
 def uva_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-    """A zeroed tensor of `device` that lies in pinned host memory; None, and a logged line, where it fails."""
+    """A zeroed tensor of `device` in pinned host memory; None and a logged line where that fails."""
     try:
         host = torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
         mapped = torch.as_tensor(_CudaArray(host), device=device)

@@ -2,9 +2,9 @@
 
     out[b, c] = block_table[idx_mapping[b], c]
 
-block_table int32 [num_slots, max_blocks], idx_mapping int32 [num_rows]; writes out int32 [num_rows, max_blocks].
-Padding rows name the null slot, whose row holds nothing but the null block. Columns past a row's own blocks hold
-what an earlier owner of the slot left, valid block ids that lengths guard.
+block_table int32 [num_slots, max_blocks], idx_mapping int32 [num_rows]; writes out int32 [num_rows,
+max_blocks]. Padding rows name the null slot, whose row holds nothing but the null block. Columns past a row's
+own blocks hold what an earlier owner of the slot left, valid block ids that lengths guard.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Carry a step's sampled tokens into the slots, on the device, so that the next step can be built at once.
 
-For every row b with query_len[b] > 0, slot = idx_mapping[b], n = min(num_sampled[b], number of the row's logits):
+For every row b with query_len[b] > 0, slot = idx_mapping[b], n = min(num_sampled[b], the row's logits):
 
     all_token_ids[slot, total_len[slot] + j] = token_ids[cu_num_logits[b] + j]    j < n, inside max_model_len
     total_len[slot] = min(total_len[slot] + n, max_model_len)
     last_sampled_tokens[slot] = token_ids[cu_num_logits[b] + n - 1]               if n > 0
     num_computed_tokens[slot] += query_len[b] - num_rejected[b]
 
-idx_mapping int32 [num_rows], query_start_loc and cu_num_logits int32 [num_rows + 1], token_ids [num_logits] of any
-integer type, num_sampled and num_rejected int32 [num_reqs], num_reqs <= num_rows; total_len, last_sampled_tokens,
-num_computed_tokens int32 [num_slots] and all_token_ids int32 [num_slots, max_model_len] are changed in place. The last
-slot is the null slot; padding rows (past num_reqs, or with query_len 0) change nothing that anybody reads.
+idx_mapping int32 [num_rows], query_start_loc and cu_num_logits int32 [num_rows + 1], token_ids [num_logits] of
+any integer type, num_sampled and num_rejected int32, each [num_reqs] or longer; total_len, last_sampled_tokens,
+num_computed_tokens int32 [num_slots] and all_token_ids int32 [num_slots, max_model_len] are changed in place.
+The last slot is the null slot; padding rows (query_len 0) change nothing that anybody reads.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def post_update_torch(
     num_computed_tokens: torch.Tensor,
     max_num_logits: int,
 ) -> None:
-    """The formula above; columns that are not written go to the null slot, because a mask would synchronise."""
-    num_reqs, (num_slots, max_model_len) = num_sampled.numel(), all_token_ids.shape
+    """The formula above; what is not written goes to the null slot, because a mask would synchronise."""
+    num_slots, max_model_len = all_token_ids.shape
+    num_reqs = min(num_sampled.numel(), num_rejected.numel(), idx_mapping.numel())
+    num_sampled, num_rejected = num_sampled[:num_reqs], num_rejected[:num_reqs]
     query_len = (query_start_loc[1:] - query_start_loc[:-1])[:num_reqs]
     num_logits = (cu_num_logits[1:] - cu_num_logits[:-1])[:num_reqs]
     active = query_len > 0
@@ -108,8 +110,9 @@ def post_update_triton(
     num_computed_tokens: torch.Tensor,
     max_num_logits: int,
 ) -> None:
-    """Launch one program per row of `num_sampled`."""
-    _post_update_kernel[(num_sampled.numel(),)](
+    """Launch one program per row."""
+    num_reqs = min(num_sampled.numel(), num_rejected.numel(), idx_mapping.numel())
+    _post_update_kernel[(num_reqs,)](
         idx_mapping,
         query_start_loc,
         cu_num_logits,

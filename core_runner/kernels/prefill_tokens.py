@@ -4,8 +4,8 @@
     input_ids[query_start_loc[b] + i] = all_token_ids[slot, p]   where 0 <= p < prefill_len[slot]
 
 idx_mapping int32 [num_rows], query_start_loc int32 [num_rows + 1], num_computed_tokens and prefill_len int32
-[num_slots], all_token_ids int32 [num_slots, max_model_len]; writes input_ids int64 [num_tokens]. Tokens at or past
-prefill_len are left as they are (`merge_tokens` writes them); padding tokens get 0.
+[num_slots], all_token_ids int32 [num_slots, max_model_len]; writes input_ids int64 [num_tokens]. Tokens at or
+past prefill_len are left as they are (`merge_tokens` writes them); padding tokens get 0.
 """
 
 from __future__ import annotations

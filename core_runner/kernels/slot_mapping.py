@@ -4,8 +4,8 @@
     slot_mapping[t] = block_table[b, c] * block_size + positions[t] % block_size
 
 block_table int32 [num_rows, max_blocks] by batch row, query_start_loc int32 [num_rows + 1], positions int64
-[num_tokens]; writes slot_mapping int64 [num_tokens]: -1 for padding tokens and for a position that no column of the
-table covers.
+[num_tokens]; writes slot_mapping int64 [num_tokens]: -1 for padding tokens and for a position that no column of
+the table covers.
 """
 
 from __future__ import annotations
