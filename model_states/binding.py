@@ -142,7 +142,7 @@ def _compile(relay: HookRelay, hook: str, trace: bool) -> Call:
     if trace or any(i.wrapper for i in implementations):
         return _relayed(relay, hook, owners)
     if rule == "concatenate":
-        return lambda *args: _concatenate(call(*args) for call in calls)
+        return lambda *args: _concatenate(hook, owners, (call(*args) for call in calls))
     if rule == "merge":
         return _merged(hook, owners, calls)
     return _notify(calls)
@@ -193,8 +193,18 @@ def _chain(calls: Sequence[Call]) -> Call:
     return chain
 
 
-def _concatenate(parts: Iterable[Sequence[Any] | None]) -> list[Any]:
-    return [item for part in parts if part is not None for item in part]
+def _concatenate(
+    hook: str, owners: Sequence[str], parts: Iterable[Sequence[CacheGroup] | None]
+) -> list[CacheGroup]:
+    groups = [group for part in parts if part is not None for group in part]
+    names = [group.name for group in groups]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        who = ", ".join(owners)
+        raise PluginHookError(
+            f"{hook}: several groups of {who} are named {twice[0]!r}; give each a name of its own"
+        )
+    return groups
 
 
 def _merge(hook: str, owners: Sequence[str], parts: Iterable[Mapping[str, Any] | None]) -> Mapping[str, Any]:
@@ -218,7 +228,7 @@ def _relayed(relay: HookRelay, hook: str, owners: Sequence[str]) -> Call:
     def relayed(*args: object) -> Any:
         results = caller(**dict(zip(names, args, strict=True)))
         if rule == "concatenate":
-            return _concatenate(results)
+            return _concatenate(hook, owners, results)
         return _merge(hook, owners, results) if rule == "merge" else None
 
     return relayed

@@ -1,4 +1,4 @@
-"""Checks of the hot hooks of a class: what pluggy would ignore without a word is an error at class creation."""
+"""Checks of the hot hooks of a class: what pluggy ignores without a word is an error at class creation."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ class HotHooks:
     def init_caches(self, caches: Caches) -> None:
         """Take the caches that were allocated.
 
-        Called once at load, after `cache_groups` and before the first dummy run; never during capture.
+        Called at load, after `cache_groups` and before any forward; never during capture. It is called twice:
+        with caches of a few blocks to measure memory, then with the real ones, which replace them.
 
         :param caches: group name -> layer name -> tensor name -> tensor [num_blocks, *block_shape] of the
             dtype that the group asked for, zeroed; block 0 is the null block.
@@ -136,7 +137,8 @@ class HotHooks:
     def preprocess_state(self, batch: InputBatch) -> None:
         """Prepare state for the tokens of this step.
 
-        Called every step before `prepare_attn`, and during capture with a dummy batch of padding rows.
+        Called every step, first of the hooks that take the batch, and during capture with a dummy batch of
+        padding.
 
         :param batch: this step in batch rows; tensors as `InputBatch` describes them.
         :returns: nothing.
@@ -151,7 +153,8 @@ class HotHooks:
     def prepare_attn(self, batch: InputBatch) -> None:
         """Build attention metadata for the layers of this implementation.
 
-        Called every step after `preprocess_state` and before `prepare_inputs`, and during capture.
+        Called every step after `run_encoder` and before `prepare_inputs`, when memory is measured, and during
+        capture.
 
         :param batch: this step; `block_tables` and `slot_mappings` hold one entry per cache group.
         :returns: nothing.
@@ -199,7 +202,7 @@ class HotHooks:
     def run_encoder(self, batch: InputBatch) -> None:
         """Run the encoder of requests that need it in this step.
 
-        Called every step after the inputs are prepared and before the forward; never during capture (an
+        Called every step after `preprocess_state` and before `prepare_attn`; never during capture (an
         encoder has graphs of its own, if any).
 
         :param batch: this step; rows whose `num_computed_tokens_np` is 0 are at their first token.
@@ -250,7 +253,7 @@ class HotHooks:
     def custom_sampler(self, sampler: Sampler) -> Sampler | None:
         """Wrap or replace the sampler.
 
-        Called once at load, after `init_caches`. Implementations are chained in call order: each is given
+        Called once at load, before `init_caches`. Implementations are chained in call order: each is given
         what the earlier ones made.
 
         :param sampler: the sampler so far (see `model_states.sampler.Sampler` for its rules).

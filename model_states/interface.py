@@ -72,8 +72,13 @@ class ModelState(Component, ABC):
     def unsupported(cls, config: CheckpointConfig) -> str | None:
         """Why the checkpoint cannot be served though this class was chosen, or None when it can.
 
-        Asked once before anything is loaded, so that a fallback can decline what it does not know.
+        Asked before anything is loaded. By default a fallback declines a model type that transformers does
+        not know.
         """
+        if cls.fallback and config.hf_config is None and not cls.claims(config):
+            return (
+                "no plugin claims it and transformers does not know its model type; install a plugin for it"
+            )
         return None
 
     @classmethod

@@ -14,24 +14,24 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from model_states import selection
-from model_states.discovery import DISABLE_VARIABLE, Plugin, discover, given, refuse_conflicts
+from model_states.discovery import Plugin, discover, given, refuse_conflicts
 from model_states.errors import PluginError, UnsupportedModelError
 from model_states.hook_checks import implemented_hooks
 from model_states.hookspecs import COLD_HOOKS, HOT_HOOKS, PROJECT_NAME
 from model_states.interface import ModelState
 
 if TYPE_CHECKING:
-    from model_states.config import CheckpointConfig
+    from model_states.config import CheckpointConfig, ModelConfig
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """What `core-runner plugins` says of one plugin; `error` is None for one that works."""
+    """What `core-runner plugins` says of one plugin; `error` is the reason of a broken one, else None."""
 
     name: str
     distribution: str
@@ -39,6 +39,7 @@ class PluginRow:
     hooks: tuple[str, ...]
     architectures: tuple[str, ...]
     model_states: tuple[str, ...]
+    status: Literal["ok", "broken", "disabled"]
     error: str | None
 
 
@@ -91,6 +92,15 @@ class PluginManager:
         )
         return choice.model_state
 
+    def construct(self, model_state: type[ModelState], config: ModelConfig) -> ModelState:
+        """Load the model; a refusal names the broken plugins too, since one may be what is missing."""
+        try:
+            return model_state(config)
+        except UnsupportedModelError as error:
+            if not self._broken():
+                raise
+            raise UnsupportedModelError(f"{error}{selection.broken_note(self._broken())}") from error
+
     def explain(self, checkpoint: CheckpointConfig, name: str | None = None) -> str:
         """Which class `select` gives and why, in lines of text; raises what `select` raises."""
         choice = self._choose(checkpoint, name)
@@ -124,7 +134,6 @@ class PluginManager:
 
 def _row(plugin: Plugin) -> PluginRow:
     implemented = {hook for cls in plugin.classes for hook in implemented_hooks(cls)}
-    error = f"disabled by {DISABLE_VARIABLE}" if plugin.disabled else None
     return PluginRow(
         name=plugin.name,
         distribution=plugin.distribution,
@@ -132,5 +141,6 @@ def _row(plugin: Plugin) -> PluginRow:
         hooks=(*(COLD_HOOKS if plugin.classes else ()), *(hook for hook in HOT_HOOKS if hook in implemented)),
         architectures=tuple(sorted({name for cls in plugin.classes for name in cls.architectures})),
         model_states=tuple(cls.name for cls in plugin.classes),
-        error=error if plugin.error is None else str(plugin.error),
+        status="disabled" if plugin.disabled else "ok" if plugin.error is None else "broken",
+        error=None if plugin.error is None else str(plugin.error),
     )
