@@ -25,9 +25,9 @@ class SamplingParams:
     max_tokens: most tokens to generate; None is what `max_model_len` leaves.
     stop_token_ids: ids that end the request beside the model's own end ids. stop: strings that end it, cut
     from the text. ignore_eos: do not end at the model's end ids (stop_token_ids still do).
-    logprobs: None for none; n gives the sampled id's and the n best ids' log-probabilities, of the logits before
-    temperature and filters. priority: smaller runs earlier under the "priority" policy. cache_salt: prefix
-    blocks are shared only among requests of one salt.
+    logprobs: None for none; n gives log-probabilities of the sampled id and of the n best ids, of the logits
+    before temperature and filters. priority: smaller runs earlier under the "priority" policy. cache_salt:
+    prefix blocks are shared only among requests of one salt.
     """
 
     temperature: float = 1.0

@@ -49,7 +49,8 @@ def gumbel_argmax_torch(
     elif (temperature > 0).any():
         noisy = temperature > 0
         noise = gumbel_torch(seed[noisy], position[noisy], purpose, vocab_size)
-        scores[noisy] = scores[noisy] + temperature[noisy, None] * noise
+        # Not in place: float32 logits are the caller's own memory here.
+        scores = scores.index_put((noisy,), scores[noisy] + temperature[noisy, None] * noise)
     # max() may give any of several equal ids; argmax over "is the maximum" gives the first.
     best = scores.amax(dim=1, keepdim=True)
     ids = (scores == best).to(torch.uint8).argmax(dim=1)

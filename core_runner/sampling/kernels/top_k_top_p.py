@@ -131,7 +131,9 @@ def _top_k_top_p_kernel(
     low = _key(tl.full((), -float("inf"), tl.float32))
     high = _key(best) + 1
     if by_count:
-        low = _bisect(base, vocab_size, low, vocab_size, high, top_k, best, inverse, False, BLOCK)
+        # A vocabulary of 1 is a compile-time constant, which cannot be a loop's variable.
+        count = tl.full((), 0, tl.int32) + vocab_size
+        low = _bisect(base, vocab_size, low, count, high, top_k, best, inverse, False, BLOCK)
     if top_p < 1:
         count, mass = _tally(base, vocab_size, low, best, inverse, BLOCK)
         low = _bisect(base, vocab_size, low, count, high, top_p * mass, best, inverse, True, BLOCK)

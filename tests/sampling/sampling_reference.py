@@ -1,0 +1,138 @@
+"""A batch builder and a slow sampler, one row at a time, that the sampler is held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core_runner.sampling.rows import SamplingRows
+from core_runner.sampling.sampler import DefaultSampler
+from core_runner.sampling.states import SamplerStates
+from core_runner.sampling_params import SamplingParams
+from model_states.batch import InputBatch
+from model_states.sampler import SamplerOutput
+
+GARBAGE = -77
+
+
+def make_batch(
+    slots: Sequence[int], positions: Sequence[int], device: torch.device, logits_per_req: int = 1
+) -> InputBatch:
+    """A step in which row i of the logits belongs to slots[i] and samples the id of position positions[i].
+
+    logits_per_req rows in turn belong to one request. Tokens without logits lie in between.
+    """
+    num_logits = len(slots)
+    starts = np.arange(0, num_logits + 1, logits_per_req, dtype=np.int32)
+    token_positions = torch.full((2 * num_logits + 1,), GARBAGE, dtype=torch.int64)
+    logits_indices = 2 * torch.arange(num_logits) + 1
+    token_positions[logits_indices] = torch.as_tensor(positions, dtype=torch.int64) - 1
+    row_slots = torch.as_tensor(slots, dtype=torch.int32)
+    unused = torch.empty(0, dtype=torch.int32)
+    idx_mapping_np = np.asarray(slots, dtype=np.int32)[starts[:-1]]
+    return InputBatch(
+        num_reqs=len(starts) - 1,
+        num_tokens=2 * num_logits,
+        idx_mapping=torch.from_numpy(idx_mapping_np).to(device),
+        idx_mapping_np=idx_mapping_np,
+        num_scheduled_tokens_np=2 * np.diff(starts),
+        num_computed_tokens_np=np.zeros(len(starts) - 1, dtype=np.int32),
+        query_start_loc=unused,
+        query_start_loc_np=2 * starts,
+        seq_lens=unused,
+        input_ids=unused,
+        positions=token_positions.to(device),
+        block_tables=(),
+        slot_mappings=(),
+        logits_indices=logits_indices.to(device),
+        expanded_idx_mapping=row_slots.to(device),
+        expanded_local_pos=unused,
+        cu_num_logits=torch.from_numpy(starts).to(device),
+        cu_num_logits_np=starts,
+        max_query_len=2 * logits_per_req,
+        max_seq_len=1 << 20,
+    )
+
+
+def make_states(
+    params: Sequence[SamplingParams], device: torch.device, seeds: Sequence[int] | None = None
+) -> SamplerStates:
+    """States in which slot i holds params[i]; the seed is seeds[i], else the params' own."""
+    states = SamplerStates(len(params), device)
+    for slot, param in enumerate(params):
+        states.add(slot, param, seeds[slot] if seeds is not None else param.seed or 0)
+    states.apply_staged_writes()
+    return states
+
+
+def make_rows(
+    params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device, seeds: Sequence[int]
+) -> SamplingRows:
+    """Kernel arguments for len(params) rows, the last of them in the first slot."""
+    slots = list(reversed(range(len(params))))
+    states = make_states([params[s] for s in slots], device, [seeds[s] for s in slots])
+    return states.rows(make_batch(slots, positions, device), len(slots))
+
+
+def sample(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int] | None = None,
+    slots: Sequence[int] | None = None,
+) -> SamplerOutput:
+    """Sample row i for slots[i] (i when left out), whose parameters are params[slots[i]]."""
+    slots = range(len(logits)) if slots is None else slots
+    positions = [5] * len(logits) if positions is None else positions
+    sampler = DefaultSampler(make_states(params, logits.device), logits.shape[1])
+    return sampler.sample(logits, make_batch(slots, positions, logits.device))
+
+
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Philox 4x32-10 in Python integers."""
+    (k0, k1), (c0, c1, c2, c3) = key, counter
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ c3 ^ k1, a & 0xFFFFFFFF
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def gumbel(seed: int, position: int, token_id: int, purpose: int = 0) -> float:
+    """The documented noise, in double precision."""
+    seed &= 2**64 - 1
+    words = philox((seed & 0xFFFFFFFF, seed >> 32), (token_id // 4, position, purpose, 1))
+    v = min(max(words[token_id % 4], 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return -math.log(-math.log1p(-v))
+
+
+def kept_ids(logits: Sequence[float], params: SamplingParams) -> list[int]:
+    """Ids that top-k, then top-p, then min-p leave, by sorting."""
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])
+    best = logits[order[0]]
+    if params.top_k > 0:
+        kth = logits[order[min(params.top_k, len(order)) - 1]]
+        order = [i for i in order if logits[i] >= kth]
+    weights = {i: math.exp((logits[i] - best) / params.temperature) for i in order}
+    total, running = sum(weights.values()), 0.0
+    for i in order:
+        running += weights[i]
+        if running >= params.top_p * total:
+            order = [j for j in order if logits[j] >= logits[i]] if params.top_p < 1 else order
+            break
+    return sorted(i for i in order if weights[i] >= params.min_p)
+
+
+def reference_scores(
+    logits: Sequence[float], params: SamplingParams, seed: int, position: int
+) -> dict[int, float]:
+    """Score of every id that may be sampled; the best one is the sampled id."""
+    if params.temperature == 0:
+        return dict(enumerate(logits))
+    return {
+        i: logits[i] / params.temperature + gumbel(seed, position, i)
+        for i in kept_ids(logits, params)
+        if logits[i] > -math.inf
+    }

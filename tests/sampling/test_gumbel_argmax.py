@@ -1,0 +1,113 @@
+"""`gumbel_argmax`: the Triton kernel against its torch twin, ties, and rows that fail alone."""
+
+import pytest
+import torch
+from sampling_reference import GARBAGE, make_rows
+
+from core_runner.sampling.kernels import gumbel_argmax as op
+from core_runner.sampling.kernels.noise import DRAFT, TARGET
+from core_runner.sampling_params import SamplingParams
+
+TEMPERATURES = [0.0, 0.7, 1.0, 5.0, 0.0, 1e30]
+SEEDS = [1, 42, -5, 2**63 - 1, 3, -(2**63)]
+POSITIONS = [1, 2**16 + 9, 12, 2**20, 4, 1]
+
+
+def rows_on(device):
+    return make_rows([SamplingParams(temperature=t) for t in TEMPERATURES], POSITIONS, device, SEEDS)
+
+
+def padded_logits(vocab_size, dtype, device, generator_seed=0):
+    """Six strided rows whose columns beyond the vocabulary would win, between rows of NaN."""
+    generator = torch.Generator().manual_seed(generator_seed)
+    storage = torch.full((6, 2, vocab_size + 5), float("nan"))
+    storage[:, 0, :vocab_size] = 3 * torch.randn(6, vocab_size, generator=generator)
+    storage[:, 0, vocab_size:] = 1e4
+    return storage.to(dtype).to(device)[:, 0]
+
+
+def run(kernel, logits, vocab_size, rows, purpose=TARGET, thresholds=None):
+    n = len(logits)
+    token_ids = torch.full((n,), GARBAGE, device=logits.device)
+    failed = torch.ones(n, dtype=torch.bool, device=logits.device)
+    args = [logits, vocab_size, rows, purpose, thresholds, token_ids, failed]
+    if kernel is op.gumbel_argmax_triton:
+        scores = torch.full((n, op.num_blocks(vocab_size)), float("nan"), device=logits.device)
+        args.append((scores, torch.full_like(scores, -3, dtype=torch.int32)))
+    kernel(*args)
+    return token_ids, failed
+
+
+def both(logits, *args, **kwargs):
+    given = logits.clone()
+    expected = run(op.gumbel_argmax_torch, logits, *args, **kwargs)
+    got = run(op.gumbel_argmax_triton, logits, *args, **kwargs)
+    torch.testing.assert_close(logits, given, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    return got
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [1, 31, 1000, 1025])
+def test_twins_agree(device, vocab_size, dtype):
+    logits = padded_logits(vocab_size, dtype, device)
+    token_ids, failed = both(logits, vocab_size, rows_on(device))
+    assert not failed.any()
+    assert int(token_ids.max()) < vocab_size
+    greedy = logits[:, :vocab_size].float().argmax(dim=1)
+    assert token_ids[0] == greedy[0]
+    assert token_ids[4] == greedy[4]
+
+
+def test_twins_agree_under_thresholds_and_for_another_purpose(device):
+    logits = padded_logits(1025, torch.float32, device)
+    thresholds = logits[:, :1025].topk(5, dim=1).values[:, -1].contiguous()
+    target, _ = both(logits, 1025, rows_on(device), thresholds=thresholds)
+    draft, _ = both(logits, 1025, rows_on(device), purpose=DRAFT, thresholds=thresholds)
+    for row in range(6):
+        assert logits[row, target[row]] >= thresholds[row]
+    assert (target != draft).any()
+
+
+@pytest.mark.parametrize("vocab_size", [31, 1025])
+def test_ties_take_the_lowest_id(device, vocab_size):
+    logits = torch.zeros(6, vocab_size, device=device)
+    logits[:, [vocab_size - 1, vocab_size - 4, vocab_size // 2]] = 2.0
+    token_ids, _ = both(logits, vocab_size, rows_on(device))
+    assert token_ids[0] == token_ids[4] == vocab_size // 2
+
+
+def test_negative_zero_ties_with_zero(device):
+    logits = torch.full((6, 31), -1.0, device=device)
+    logits[:, 3], logits[:, 9] = -0.0, 0.0
+    assert both(logits, 31, rows_on(device))[0][0] == 3
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -float("nan")])
+@pytest.mark.parametrize("column", [0, 1024])
+def test_nan_fails_its_row_alone(device, bad, column):
+    logits = padded_logits(1025, torch.float32, device).clone()
+    before, _ = both(logits, 1025, rows_on(device))
+    logits[1, column] = bad
+    logits[4, column] = bad
+    after, failed = both(logits, 1025, rows_on(device))
+    assert failed.tolist() == [False, True, False, False, True, False]
+    assert after[[1, 4]].tolist() == [0, 0]
+    assert (after == before)[~failed].all()
+
+
+def test_nothing_allowed_fails_its_row_alone(device):
+    logits = padded_logits(1025, torch.float32, device).clone()
+    logits[[0, 3], :1025] = -float("inf")
+    logits[1, :1024] = -float("inf")
+    token_ids, failed = both(logits, 1025, rows_on(device))
+    assert failed.tolist() == [True, False, False, True, False, False]
+    assert token_ids[[0, 1, 3]].tolist() == [0, 1024, 0]
+
+
+def test_infinite_logit_wins(device):
+    logits = padded_logits(31, torch.float32, device).clone()
+    logits[:, 17] = float("inf")
+    token_ids, failed = both(logits, 31, rows_on(device))
+    assert token_ids.tolist() == [17] * 6
+    assert not failed.any()
