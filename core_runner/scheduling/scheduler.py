@@ -33,8 +33,6 @@ from core_runner.scheduling.update import StepResults
 
 __all__ = ["GroupSpec", "RequestUpdate", "ScheduledStep", "Scheduler", "SchedulerConfig", "SchedulerStats"]
 
-_NO_ROWS: IntArray = np.zeros(0, np.int32)
-
 
 class Scheduler:
     """Continuous batching over `max_num_reqs` slots and the block pools of the cache groups.
@@ -63,6 +61,7 @@ class Scheduler:
         self._queue = WaitingQueue(config.max_waiting)
         self._requests: dict[str, Request] = {}
         self._removed: list[RemovedRequest] = []
+        self._blocked: tuple[int, tuple[int, ...]] = (-1, ())  # arrival and free blocks when one had to wait
         self._results = StepResults(self._slots, self._cache, eos_token_ids)
         self._rules = AdmissionRules(config, self._cache)
         self._num_arrivals = self._num_preemptions = self._num_prompt_tokens = 0
@@ -134,7 +133,7 @@ class Scheduler:
         return self._commit(rows, new_requests)
 
     def update(self, step: ScheduledStep, output: ModelRunnerOutput) -> list[RequestUpdate]:
-        """Take in what a step sampled: one entry for each request that got tokens or ended, in row order."""
+        """Take in what a step sampled: one entry for each request that got tokens or ended."""
         updates, ended = self._results.apply(step, output)
         for request, status in ended:
             self._end(request, status)
@@ -144,9 +143,7 @@ class Scheduler:
         """A step without rows that only reports removals, for an engine that goes idle; None without any."""
         if not self._removed:
             return None
-        return SchedulerOutput(
-            self._take_removed(), [], self._cache.take_updates(), _NO_ROWS, _NO_ROWS, _NO_ROWS
-        )
+        return SchedulerOutput.empty(len(self._cache.groups), self._take_removed())
 
     def stats(self) -> SchedulerStats:
         """Counters; the free ones return to their first values when every request has ended."""
@@ -191,32 +188,38 @@ class Scheduler:
 
     def _admit(self, budget: int) -> tuple[list[NewRequest], IntArray, IntArray]:
         """Admit waiting requests in order until tokens, slots or blocks run out."""
-        admitted: list[NewRequest] = []
-        counts: list[int] = []
+        admitted, counts = [], []
         while budget > 0 and self._slots.num_free:
             request = self._queue.peek()
             # A preempted request comes back only when all its tokens are known.
-            if request is None or request.num_in_flight:
+            if request is None or request.num_in_flight or self._is_still_blocked(request):
                 break
-            admission = self._admit_one(request, budget)
-            if admission is None:
+            new_request, count = self._admit_one(request, budget)
+            if new_request is None:
                 break
-            admitted.append(admission[0])
-            counts.append(admission[1])
-            budget -= admission[1]
+            admitted.append(new_request)
+            counts.append(count)
+            budget -= count
         slots = np.array([new.slot for new in admitted], np.int32)
         return admitted, slots, np.array(counts, np.int32)
 
-    def _admit_one(self, request: Request, budget: int) -> tuple[NewRequest, int] | None:
-        """Admit the queue's first request with a first chunk, or leave it there: None."""
+    def _is_still_blocked(self, request: Request) -> bool:
+        """Whether the request lacked blocks before and no group has more free ones now."""
+        arrival, num_free = self._blocked
+        pairs = zip(self._cache.num_free_blocks, num_free, strict=False)
+        return arrival == request.arrival and all(now <= then for now, then in pairs)
+
+    def _admit_one(self, request: Request, budget: int) -> tuple[NewRequest | None, int]:
+        """Admit the queue's first request with a first chunk, or leave it there: (None, 0)."""
         hit = self._cache.get_hit(request)
         left = request.num_tokens - hit.num_tokens
         if left > budget and not self.config.enable_chunked_prefill:
-            return None
+            return None, 0
         # One that gave way before must leave each running request its next block, or it soon gives way again.
         headroom = self._slots.num_running if request.num_preemptions else 0
         if not self._cache.can_admit(request.num_tokens, hit, headroom):
-            return None
+            self._blocked = (request.arrival, self._cache.num_free_blocks)
+            return None, 0
         self._queue.pop()
         count = min(left, budget)
         slot = self._slots.admit(request, hit.num_tokens)
