@@ -180,7 +180,7 @@ class TorchAttention:
             blocks = table[rows, (keys // block_size).clamp_(max=table.shape[1] - 1)].long()
             slots = blocks * block_size + keys % block_size
             seen = _visible(positions, keys, spec.sliding_window)
-            # A weight of 0 does not silence a NaN: where no query of the tile sees a key, its last one is read.
+            # A weight of 0 does not silence a NaN: instead of keys that no query sees, the last one is read.
             last = slots.gather(1, positions[:, -1:] - first * block_size)
             slots = slots.where(seen.any(1), last)
             k, v = _gather(key_cache, slots), _gather(value_cache, slots)
