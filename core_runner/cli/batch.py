@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from core_runner.cli.interrupts import DeferredInterrupt
+from core_runner.cli.interrupts import DeferredInterrupt, aborting
 from core_runner.cli.progress import progress_bars
-from core_runner.cli.prompts import conversation, read_prompts, to_prompt
+from core_runner.cli.prompts import conversation, read_prompts
 from core_runner.cli.results import ResultsFile
 from core_runner.cli.rows import Row, error_row, output_row, parse_rows
 from core_runner.cli.stats import Clock
@@ -34,7 +34,6 @@ def opened_rows(options: dict[str, Any]) -> Iterator[RowSource]:
     elif path == "-":
         yield RowSource(0, lambda base: parse_rows(sys.stdin.buffer, base))
     else:
-        _refuse_same_file(path, options["output_path"])
         with Path(path).open("rb") as file:
             yield RowSource(_count_rows(file), lambda base: parse_rows(file, base))
 
@@ -66,8 +65,10 @@ def _count_rows(file: BinaryIO) -> int:
     return count
 
 
-def _refuse_same_file(input_path: str, output_path: str | None) -> None:
-    if output_path not in (None, "-") and Path(input_path).resolve() == Path(str(output_path)).resolve():
+def refuse_same_file(input_path: str | None, output_path: str | None) -> None:
+    """Raise `RequestError` when the results would be written over the rows."""
+    paths = {input_path, output_path} - {None, "-"}
+    if input_path in paths and output_path in paths and len({Path(str(p)).resolve() for p in paths}) == 1:
         raise RequestError(f"--input and --output are the same file, {input_path}; name another output")
 
 
@@ -77,61 +78,65 @@ def run_batch(llm: LLM, rows: Iterable[Row], num_rows: int, results: ResultsFile
     Ctrl-C takes effect between two steps, after what the step finished is written; a second one at once.
     """
     num_done = num_failed = 0
+    total = max(num_rows - len(results.done), 0)
     todo = (row for row in rows if row.id not in results.done)
     watched = not (results.to_stdout and sys.stdout.isatty())
-    with DeferredInterrupt() as interrupt, progress_bars(show=watched) as report:
-        total = max(num_rows - len(results.done), 0)
-        with closing(run_rows(llm, todo)) as steps:
-            for finished in steps:
-                for result in finished:
-                    results.write(result)
-                    num_failed += result["finish_reason"] == "error"
-                num_done += len(finished)
+    with (
+        DeferredInterrupt(lambda: llm.stats().steps) as interrupt,
+        progress_bars(show=watched) as report,
+        closing(run_rows(llm, todo)) as finished,
+    ):
+        for result in finished:
+            clock.tick()
+            if result is not None:
+                results.write(result)
+                num_failed += result["finish_reason"] == "error"
+                num_done += 1
                 report("Rows", num_done, total)
-                clock.tick()
-                interrupt.raise_if_pending()
+            interrupt.raise_if_due()
     return num_failed
 
 
-def run_rows(llm: LLM, rows: Iterable[Row]) -> Generator[list[dict[str, Any]]]:
-    """Yield the output rows that have just finished, often none, in the order in which they finish.
+def run_rows(llm: LLM, rows: Iterable[Row]) -> Generator[dict[str, Any] | None]:
+    """Yield the output row of each request when it finishes, and None for every other sign of life.
 
-    Rows are read in windows, so that a large file is neither held in memory nor queued at once. A row that is
-    refused becomes an error row and disturbs no other. Closing the iterator aborts what runs.
+    Rows are read in windows, so that a large file is neither held in memory nor queued at once; a window is
+    many times what runs together, since its last requests run in emptying batches. A row that is refused
+    becomes an error row and disturbs no other. Closing the iterator aborts what runs.
     """
     source, size = iter(rows), max(16 * llm.config.max_num_reqs, 256)
     while window := list(islice(source, size)):
-        yield [error_row(row.id, row.error) for row in window if row.error is not None]
-        yield from _run_window(llm, [row for row in window if row.error is None])
+        ready: list[tuple[Row, Any]] = []
+        for row in window:
+            prompt, error = _prompt_of(llm, row)
+            if error is None:
+                ready.append((row, prompt))
+            else:
+                yield error_row(row.id, error)
+        yield from _run_window(llm, ready)
 
 
-def _run_window(llm: LLM, rows: list[Row]) -> Generator[list[dict[str, Any]]]:
-    prompts, ready, refused = [], [], []
-    for row in rows:
-        try:
-            prompts.append(to_prompt(llm, row.kind, row.prompt))
-            ready.append(row)
-        except (CoreRunnerError, ModelStateError) as error:
-            refused.append(error_row(row.id, f"line {row.line}: {error}"))
-    yield refused
-    yield from _stream(llm, ready, prompts)
+def _prompt_of(llm: LLM, row: Row) -> tuple[Any, str | None]:
+    """What `LLM.stream` takes for a row, or why there is nothing to take."""
+    if row.error is not None or row.kind != "messages":
+        return row.prompt, row.error
+    try:
+        return llm.render_chat([row.prompt])[0], None
+    except (CoreRunnerError, ModelStateError) as error:
+        return None, f"line {row.line}: {error}"
 
 
-def _stream(llm: LLM, rows: list[Row], prompts: list[Any]) -> Generator[list[dict[str, Any]]]:
-    """Run prompts that may hold refused ones: then none has started, and each half is tried by itself."""
-    if not rows:
-        return
-    with closing(llm.stream(prompts, [row.params for row in rows])) as deltas:
-        try:
-            first = next(deltas)
-        except CoreRunnerError as error:
-            if len(rows) == 1:
-                yield [error_row(rows[0].id, f"line {rows[0].line}: {error}")]
-                return
-        else:
-            for delta in chain([first], deltas):
-                yield [] if delta.output is None else [output_row(rows[delta.request_index].id, delta.output)]
-            return
-    half = len(rows) // 2
-    yield from _stream(llm, rows[:half], prompts[:half])
-    yield from _stream(llm, rows[half:], prompts[half:])
+def _run_window(llm: LLM, ready: list[tuple[Row, Any]]) -> Generator[dict[str, Any] | None]:
+    prompts, params = [prompt for _, prompt in ready], [row.params for row, _ in ready]
+    with aborting(llm.stream(prompts, params, on_bad_prompt="return")) as deltas:
+        for delta in deltas:
+            if delta.output is None:
+                yield None
+                continue
+            row = ready[delta.request_index][0]
+            refused = not delta.output.outputs
+            yield (
+                error_row(row.id, f"line {row.line}: {delta.output.error}")
+                if refused
+                else output_row(row.id, delta.output)
+            )

@@ -27,31 +27,45 @@ def reported(ctx: click.Context) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        # A terminal has just echoed ^C in the middle of a line.
-        click.echo("\ninterrupted" if sys.stderr.isatty() else "interrupted", err=True)
-        ctx.exit(INTERRUPTED)
-    except BrokenPipeError:
-        _point_stdout_nowhere()
-        ctx.exit(BROKEN_PIPE)
-    except (ValueError, OSError) as error:
+    except BaseException as error:
         code = _exit_code(error)
         if code is None:
             raise
+        if code == BROKEN_PIPE:
+            _point_stdout_nowhere()
+            ctx.exit(code)
         if ctx.meta.get(DEBUG_KEY):
             traceback.print_exc()
-        click.echo(f"error: {error}", err=True)
+        click.echo(_message(error, code), err=True)
         ctx.exit(code)
 
 
-def _exit_code(error: Exception) -> int | None:
-    """The exit code of an error that needs no traceback; None for a fault of ours."""
+def _exit_code(error: BaseException) -> int | None:
+    """The exit code of an end that needs no traceback; None for a fault of ours and click's own ways out."""
     from core_runner.errors import CoreRunnerError
     from model_states.errors import ModelStateError
 
+    if _comes_of_interrupt(error):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE
     if isinstance(error, (CoreRunnerError, ModelStateError)):
         return USER_ERROR
     return FAILED if isinstance(error, OSError) else None
+
+
+def _comes_of_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is at the bottom of it: a step that is cut off may fail once more while it unwinds."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _message(error: BaseException, code: int) -> str:
+    if code != INTERRUPTED:
+        return f"error: {error}"
+    # A terminal has just echoed ^C in the middle of a line.
+    return "\ninterrupted" if sys.stderr.isatty() else "interrupted"
 
 
 def _point_stdout_nowhere() -> None:

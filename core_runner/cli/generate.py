@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,32 +91,36 @@ def _check_usage(options: dict[str, Any]) -> None:
 
 @contextmanager
 def _opened(options: dict[str, Any]) -> Iterator[tuple[LLM, float]]:
-    """The loaded model and the seconds that took; it is closed on the way out."""
+    """The loaded model and the seconds that took.
+
+    Closing runs the engine until nothing is in flight. After Ctrl-C in the middle of a step that cannot be
+    done, nor is it worth the wait: the process is about to end.
+    """
     from core_runner import LLM
     from core_runner.cli.progress import progress_bars
 
     started = time.perf_counter()
     with progress_bars() as report:
         llm = LLM(**given(options, MODEL_OPTIONS), progress=report)
-    with closing(llm):
-        yield llm, time.perf_counter() - started
+    yield llm, time.perf_counter() - started
+    llm.close()
 
 
 def _generate_text(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
     """Stream the prompts' texts to stdout; returns whether a request failed."""
-    from core_runner.cli.prompts import conversation, read_prompts, to_prompt
+    from core_runner.cli.interrupts import aborting
+    from core_runner.cli.prompts import conversation, read_prompts
     from core_runner.cli.stats import Clock
     from core_runner.cli.text import print_logprobs, write_texts
 
     texts = read_prompts(options["prompts"], options["prompt_file"])
     failed = False
     with _opened(options) as (llm, load_s):
+        prompts: list[Any] = list(texts)
         if options["chat"]:
-            prompts = [to_prompt(llm, "messages", conversation(text, options["system"])) for text in texts]
-        else:
-            prompts = list(texts)
+            prompts = llm.render_chat([conversation(text, options["system"]) for text in texts])
         clock = Clock(llm, load_s)
-        with closing(llm.stream(prompts, _sampling(llm, chosen))) as deltas:
+        with aborting(llm.stream(prompts, _sampling(llm, chosen))) as deltas:
             for output in write_texts(deltas, len(prompts)):
                 clock.tick()
                 if output is not None and output.error is not None:
@@ -131,10 +135,11 @@ def _generate_text(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
 
 def _generate_rows(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
     """Run the rows, each written when it is finished. A bad row says so itself: the batch has not failed."""
-    from core_runner.cli.batch import opened_rows, run_batch
+    from core_runner.cli.batch import opened_rows, refuse_same_file, run_batch
     from core_runner.cli.results import ResultsFile
     from core_runner.cli.stats import Clock
 
+    refuse_same_file(options["input_path"], options["output_path"])
     results = ResultsFile(options["output_path"], resume=options["resume"], overwrite=options["overwrite"])
     with opened_rows(options) as source, _opened(options) as (llm, load_s), results:
         clock = Clock(llm, load_s)
@@ -142,7 +147,8 @@ def _generate_rows(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
         if options["stats"]:
             clock.print_report(overlapping=True)
     if num_failed:
-        click.echo(f'{num_failed} rows failed; their "error" says why', err=True)
+        rows = "1 row" if num_failed == 1 else f"{num_failed} rows"
+        click.echo(f'{rows} failed; "error" in the output says why', err=True)
     return False
 
 

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from core_runner.outputs import TextDelta
+
+
+@contextmanager
+def aborting(deltas: Iterator[TextDelta]) -> Iterator[Iterator[TextDelta]]:
+    """Close a stream of `LLM.stream` on the way out, which aborts what is unfinished."""
+    try:
+        yield deltas
+    finally:
+        if isinstance(deltas, Generator):
+            deltas.close()
 
 
 class DeferredInterrupt:
-    """While entered, the first Ctrl-C only sets `pending`, and the second raises `KeyboardInterrupt` at once.
+    """While entered, the first Ctrl-C is only noted, and the second raises `KeyboardInterrupt` at once.
 
-    The owner reads `pending` between two steps, so that what a step has finished is written before the end.
+    The owner calls `raise_if_due` after each result that it has written. That raises when `step`, which grows
+    with each step of the engine, has grown: then all that the interrupted step finished is written.
     """
 
-    def __init__(self) -> None:
-        self.pending = False
+    def __init__(self, step: Callable[[], int]) -> None:
+        self._step = step
+        self._pending = False
+        self._noticed_at: int | None = None
         self._previous: Any = None
         # Python runs signal handlers in the main thread alone, and only there can they be set.
         self._active = threading.current_thread() is threading.main_thread()
@@ -31,12 +49,16 @@ class DeferredInterrupt:
         if self._active:
             signal.signal(signal.SIGINT, self._previous)
 
-    def raise_if_pending(self) -> None:
-        """Raise the `KeyboardInterrupt` that was put off."""
-        if self.pending:
+    def raise_if_due(self) -> None:
+        """Raise the `KeyboardInterrupt` that was put off, once the step in which it came is over."""
+        if not self._pending:
+            return
+        if self._noticed_at is None:
+            self._noticed_at = self._step()
+        elif self._step() > self._noticed_at:
             raise KeyboardInterrupt
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self.pending:
+        if self._pending:
             raise KeyboardInterrupt
-        self.pending = True
+        self._pending = True

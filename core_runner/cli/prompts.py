@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core_runner.errors import RequestError
-
-if TYPE_CHECKING:
-    from core_runner.llm import LLM
 
 Messages = list[dict[str, Any]]
 
@@ -30,13 +27,6 @@ def conversation(prompt: str, system: str | None) -> Messages:
     """The messages of one prompt in chat form."""
     opening = [] if system is None else [{"role": "system", "content": system}]
     return [*opening, {"role": "user", "content": prompt}]
-
-
-def to_prompt(llm: LLM, kind: str, value: Any) -> Any:
-    """What `LLM.stream` takes: a conversation goes through the model's chat template, the rest stays."""
-    if kind != "messages":
-        return value
-    return llm.tokenizer.apply_chat_template(value, add_generation_prompt=True, return_dict=False)
 
 
 def _read_argument(argument: str) -> str:
