@@ -17,9 +17,9 @@ NULL_BLOCK = 0
 class BlockTables:
     """Per cache group a table int32 [R + 1, max_blocks]; row R, the null slot's, holds only the null block.
 
-    group_specs: (block_size, sliding_window) of each group. num_blocks: blocks of each group's pool, once they
-    are known, to refuse ids that lie outside; None leaves that to the caller. A freed row is not cleared, because
-    lengths guard it; poison=True points it at the null block, so that a stale read finds nobody's contents.
+    group_specs: (block_size, sliding_window) of each group. num_blocks: blocks of each group's pool, once
+    they are known, to refuse ids that lie outside; None leaves that to the caller. A freed row is not
+    cleared, because lengths guard it; poison=True points it at the null block, whose contents are nobody's.
     """
 
     def __init__(

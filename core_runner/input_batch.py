@@ -82,7 +82,7 @@ class InputPreparer:
         )
 
     def validate(self, scheduler_output: SchedulerOutput) -> None:
-        """Raise `SchedulerOutputError` for a step that breaks a rule; changes nothing, so the caller may go on.
+        """Raise `SchedulerOutputError` for a step that breaks a rule; changes nothing, so a caller may go on.
 
         Call it before the removals, admissions and block updates of the step are applied.
         """
@@ -118,7 +118,8 @@ class InputPreparer:
         _refuse(scheduled < 1, slots, "is scheduled without tokens; leave it out", scheduled)
         if so.total_num_tokens > self.max_num_tokens:
             raise SchedulerOutputError(
-                f"{so.total_num_tokens} tokens are scheduled, over max_num_batched_tokens={self.max_num_tokens}"
+                f"{so.total_num_tokens} tokens are scheduled, more than "
+                f"max_num_batched_tokens={self.max_num_tokens}"
             )
         _refuse(computed < 0, slots, "has a negative num_computed_tokens", computed)
         end, limit = computed + scheduled, self._states.max_model_len

@@ -19,13 +19,13 @@ _FIELDS = ("prompt_len", "prefill_len", "num_computed_tokens", "total_len", "las
 class RequestStates:
     """Arrays by slot, R + 1 rows; row R is the null slot that padding rows name, and stays zero.
 
-    On the device, all int32: prompt_len, prefill_len, num_computed_tokens (the truth), total_len (tokens known,
-    sampled ones included), last_sampled_tokens [R + 1]; draft_tokens [R + 1, max(K, 1)]; all_token_ids
+    On the device, all int32: prompt_len, prefill_len, num_computed_tokens (the truth), total_len (tokens
+    known, sampled ones included), last_sampled_tokens [R + 1]; draft_tokens [R + 1, max(K, 1)]; all_token_ids
     [R + 1, L]. On the host: req_ids, generations (admissions a slot has seen), prefill_len_np (0: free) [R].
 
     Changes that the host makes wait for `apply_staged_writes`, so they fall in line with the steps on the
-    stream. poison=True is a debug mode: whatever a free slot holds is `POISON`, so that a token read from it is
-    refused by the embedding, and a position made from it maps to nothing.
+    stream. poison=True is a debug mode: whatever a free slot holds is `POISON`, so that a token read from it
+    is refused by the embedding, and a position made from it maps to nothing.
     """
 
     def __init__(
@@ -149,7 +149,8 @@ class RequestStates:
             )
         if not 1 <= new.prefill_len <= self.max_model_len:
             raise SchedulerOutputError(
-                f"{who} has {new.prefill_len} tokens to prefill, outside [1, max_model_len={self.max_model_len}]"
+                f"{who} has {new.prefill_len} tokens to prefill, outside "
+                f"[1, max_model_len={self.max_model_len}]"
             )
         if not 0 <= new.num_computed_tokens < new.prefill_len:
             raise SchedulerOutputError(

@@ -16,7 +16,8 @@ from model_states.kernels.staged_write import staged_write
 logger = logging.getLogger(__name__)
 
 _LEAST_BYTES = 4096
-_ALIGNMENT = 8
+# Triton compiles a kernel anew for a pointer that is not a multiple of 16.
+_ALIGNMENT = 16
 
 
 class Event(Protocol):
@@ -171,13 +172,12 @@ class StagedTensor:
             staged = _Runs(*(np.concatenate(parts) for parts in zip(*self._staged, strict=True)))
         self._staged = []
         runs = _keep_last_writes(staged, self._table.shape[1])
-        num_runs, values_bytes = len(runs.rows), -(-runs.values.nbytes // _ALIGNMENT) * _ALIGNMENT
-        meta_bytes = 4 * (3 * num_runs + 1)
+        values_bytes = -(-runs.values.nbytes // _ALIGNMENT) * _ALIGNMENT
+        meta_bytes = 4 * (3 * len(runs.rows) + 1)
         self._copy_packed(_pack(runs, values_bytes, meta_bytes))
         values = self._packed[: runs.values.nbytes].view(self.tensor.dtype)
         meta = self._packed[values_bytes : values_bytes + meta_bytes].view(torch.int32)
-        rows, starts, cu_lengths = torch.split(meta, [num_runs, num_runs, num_runs + 1])
-        staged_write(self._table, rows, starts, cu_lengths, values, int(runs.lengths.max()))
+        staged_write(self._table, meta, values, int(runs.lengths.max()))
 
     def _copy_packed(self, packed: npt.NDArray[np.uint8]) -> None:
         if packed.size > self._packed.numel():

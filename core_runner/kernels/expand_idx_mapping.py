@@ -7,8 +7,8 @@ For every row b and j < n, n = cu_num_logits[b + 1] - cu_num_logits[b], with e =
     logits_indices[e] = query_start_loc[b + 1] - n + j        (the last n tokens of the row)
 
 idx_mapping int32 [num_rows], query_start_loc and cu_num_logits int32 [num_rows + 1]; writes
-expanded_idx_mapping and expanded_local_pos int32 [capacity] and logits_indices int64 [capacity]. What lies past
-cu_num_logits[-1] is padding: the null slot, 0 and token 0.
+expanded_idx_mapping and expanded_local_pos int32 [capacity] and logits_indices int64 [capacity]. What lies
+past cu_num_logits[-1] is padding: the null slot, 0 and token 0.
 """
 
 from __future__ import annotations

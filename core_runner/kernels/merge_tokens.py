@@ -59,11 +59,11 @@ def _merge_tokens_kernel(
     start = tl.load(query_start_loc + row)
     query_len = tl.load(query_start_loc + row + 1) - start
     num_draft = tl.load(cu_num_logits + row + 1) - tl.load(cu_num_logits + row) - 1
-    num_draft = tl.minimum(tl.maximum(num_draft, 0), MAX_DRAFTS)
+    written_len = tl.minimum(tl.minimum(tl.maximum(num_draft, 0), MAX_DRAFTS) + 1, query_len)
     slot = tl.load(idx_mapping + row).to(tl.int64)
     in_decode = tl.load(num_computed_tokens + slot) >= tl.load(prefill_len + slot)
     offsets = tl.arange(0, BLOCK)
-    written = in_decode & (offsets < query_len) & (offsets <= num_draft)
+    written = offsets < tl.where(in_decode, written_len, 0)
     drafts = draft_tokens + slot * draft_tokens_stride + offsets - 1
     token_ids = tl.load(drafts, mask=written & (offsets > 0), other=0)
     token_ids = tl.where(offsets == 0, tl.load(last_sampled_tokens + slot), token_ids)

@@ -7,10 +7,11 @@ For every row b with query_len[b] > 0, slot = idx_mapping[b], n = min(num_sample
     last_sampled_tokens[slot] = token_ids[cu_num_logits[b] + n - 1]               if n > 0
     num_computed_tokens[slot] += query_len[b] - num_rejected[b]
 
-idx_mapping int32 [num_rows], query_start_loc and cu_num_logits int32 [num_rows + 1], token_ids [num_logits] of
-any integer type, num_sampled and num_rejected int32, each [num_reqs] or longer; total_len, last_sampled_tokens,
-num_computed_tokens int32 [num_slots] and all_token_ids int32 [num_slots, max_model_len] are changed in place.
-The last slot is the null slot; padding rows (query_len 0) change nothing that anybody reads.
+idx_mapping int32 [num_rows], query_start_loc and cu_num_logits int32 [num_rows + 1], token_ids [num_logits]
+of any integer type, num_sampled and num_rejected int32, each [num_reqs] or longer; total_len,
+last_sampled_tokens, num_computed_tokens int32 [num_slots] and all_token_ids int32 [num_slots, max_model_len]
+are changed in place. The last slot is the null slot; rows of padding (query_len 0) change nothing that is
+anybody's.
 """
 
 from __future__ import annotations

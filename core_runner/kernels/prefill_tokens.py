@@ -54,15 +54,16 @@ def _prefill_tokens_kernel(
     start = tl.load(query_start_loc + row)
     query_len = tl.load(query_start_loc + row + 1, mask=is_row, other=num_tokens) - start
     slot = tl.load(idx_mapping + row, mask=is_row, other=0)
-    computed = tl.load(num_computed_tokens + slot)
-    known_len = tl.load(prefill_len + slot)
+    computed = tl.load(num_computed_tokens + slot, mask=is_row, other=0)
+    known_len = tl.minimum(query_len, tl.load(prefill_len + slot) - computed)
+    known_len = tl.where(is_row, known_len, 0)
+    written_len = tl.where(is_row, known_len, query_len)
     history = all_token_ids + slot.to(tl.int64) * all_token_ids_stride
     for first in range(0, query_len, BLOCK):
         offsets = first + tl.arange(0, BLOCK)
         position = computed + offsets
-        known = is_row & (offsets < query_len) & (position >= 0) & (position < known_len)
-        token_ids = tl.load(history + position, mask=known, other=0)
-        written = known | ((row == tl.num_programs(0) - 1) & (offsets < query_len))
+        token_ids = tl.load(history + position, mask=(offsets < known_len) & (position >= 0), other=0)
+        written = (offsets < written_len) & (position >= 0)
         tl.store(input_ids + start + offsets, token_ids.to(tl.int64), mask=written)
 
 

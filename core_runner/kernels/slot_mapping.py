@@ -4,8 +4,8 @@
     slot_mapping[t] = block_table[b, c] * block_size + positions[t] % block_size
 
 block_table int32 [num_rows, max_blocks] by batch row, query_start_loc int32 [num_rows + 1], positions int64
-[num_tokens]; writes slot_mapping int64 [num_tokens]: -1 for padding tokens and for a position that no column of
-the table covers.
+[num_tokens]; writes slot_mapping int64 [num_tokens]: -1 for padding tokens and for a position that no column
+of the table covers.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def _slot_mapping_kernel(
     is_row = row < tl.num_programs(0) - 1
     start = tl.load(query_start_loc + row)
     query_len = tl.load(query_start_loc + row + 1, mask=is_row, other=num_tokens) - start
+    real_len = tl.where(is_row, query_len, 0)
     for first in range(0, query_len, BLOCK):
         offsets = first + tl.arange(0, BLOCK)
-        inside = offsets < query_len
-        position = tl.load(positions + start + offsets, mask=inside & is_row, other=-1)
+        position = tl.load(positions + start + offsets, mask=offsets < real_len, other=-1)
         column = position // BLOCK_SIZE
         covered = (position >= 0) & (column < max_blocks)
         block = tl.load(block_table + row * block_table_stride + column, mask=covered, other=0).to(tl.int64)
         value = tl.where(covered, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
-        tl.store(slot_mapping + start + offsets, value, mask=inside)
+        tl.store(slot_mapping + start + offsets, value, mask=offsets < query_len)
 
 
 def slot_mapping_triton(
