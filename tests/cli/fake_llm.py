@@ -31,7 +31,7 @@ class FakeLLM:
         self.config = SimpleNamespace(max_num_reqs=2)
         self.default_sampling_params = SamplingParams(temperature=0.5, top_p=0.9)
         self.tokenizer = FakeTokenizer()
-        self.streams, self.params, self.aborted, self.closed = [], [], 0, False
+        self.streams, self.params, self.aborted, self.closed, self.steps = [], [], 0, False, 0
 
     def render_chat(self, conversations):
         if not all("content" in m for messages in conversations for m in messages):
@@ -57,6 +57,7 @@ class FakeLLM:
         texts = dict.fromkeys(running, "")
         try:
             while running:
+                self.step_done()
                 for index in list(running):
                     piece = next(running[index], None)
                     texts[index] += piece or ""
@@ -86,8 +87,11 @@ class FakeLLM:
         output = RequestOutput("r", prompt, list(range(len(prompt))), [completion], True, 0, error)
         return TextDelta(index, "", [], reason, output)
 
+    def step_done(self):
+        self.steps += 1
+
     def stats(self):
-        return EngineStats(7, 11, 13, 3, 2, 0.5, 90, 100, 2, 2, 0, 0)
+        return EngineStats(self.steps, 11, 13, 3, 2, 0.5, 90, 100, 2, 2, 0, 0)
 
     def close(self):
         self.closed = True
