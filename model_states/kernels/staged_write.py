@@ -5,8 +5,8 @@ For every run i and j < cu_lengths[i + 1] - cu_lengths[i]:
     target[rows[i], starts[i] + j] = values[cu_lengths[i] + j]
 
 runs int32 [3 num_runs + 1] holds rows [num_runs], starts [num_runs] and cu_lengths [num_runs + 1] one after
-another; values [cu_lengths[-1]] in target's dtype; target [num_rows, num_cols], contiguous. No two runs touch the
-same place: the order between programs is undefined.
+another; values [cu_lengths[-1]] in target's dtype; target [num_rows, num_cols], contiguous. No two runs touch
+the same place: the order between programs is undefined.
 """
 
 from __future__ import annotations

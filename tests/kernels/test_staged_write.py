@@ -29,10 +29,10 @@ def test_runs_are_written_and_nothing_else(
     for row, start, length in runs:
         expected[row, start : start + length] = values[first : first + length]
         first += length
-    rows, starts = (
-        torch.tensor([run[i] for run in runs], dtype=torch.int32, device=device) for i in range(2)
+    packed = (
+        [run[0] for run in runs] + [run[1] for run in runs] + torch.tensor([0, *lengths]).cumsum(0).tolist()
     )
-    cu_lengths = torch.tensor([0, *lengths]).cumsum(0).int().to(device)
+    packed_runs = torch.tensor(packed, dtype=torch.int32, device=device)
     by_torch, by_triton = target.clone(), target.clone()
     staged_write_torch(by_torch, packed_runs, values)
     staged_write_triton(by_triton, packed_runs, values, max(lengths))
