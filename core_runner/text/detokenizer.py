@@ -2,8 +2,8 @@
 
 Token edges are not text edges. Bytes of one character may lie in several ids, and in some vocabularies a
 leading space shows only after another id. So a small window of ids is decoded: `context`, whose text is out
-already, and `pending`, whose text is not; the delta is what `pending` adds. A run of raw-byte ids has its text
-decided at its end (one bad byte spoils the run), so it waits for the id after it. Each id is decoded a few
+already, and `pending`, whose text is not; the delta is what `pending` adds. The text of a run of raw-byte ids
+is decided at its end (one bad byte spoils the run), so it waits for the id after it. Each id is decoded a few
 times, whatever the length of the text.
 """
 
@@ -63,7 +63,7 @@ class IncrementalDetokenizer:
         return self._emit(self._stops.push(self._settle()) if added else "")
 
     def finish(self) -> str:
-        """The rest: what was held back, and a broken character if the ids end inside one. Push no more after it."""
+        """What was held back, and a broken character if the ids end inside one. Push nothing after it."""
         if self.stopped is not None:
             return ""
         self._pending += self._byte_run

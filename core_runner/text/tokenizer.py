@@ -77,7 +77,7 @@ class Tokenizer:
         return text
 
     def piece(self, token_id: int) -> str | None:
-        """The vocabulary's string of one id; None for the padding of a model's vocabulary, which has no text."""
+        """The vocabulary's string of one id; None for padding of a model's vocabulary, which has no text."""
         try:
             piece: str | None = self.hf.convert_ids_to_tokens(token_id)
         except (IndexError, KeyError, OverflowError):
