@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
@@ -54,6 +54,13 @@ class HookRelay(pluggy.PluginManager):
             raise PluginError(
                 f"cannot {action} {what}: hooks are bound already; give it to bind() at load instead"
             )
+
+
+class _Implementation:
+    """The hooks of one object as attributes, compared by identity."""
+
+    def __init__(self, hooks: Mapping[str, Call]) -> None:
+        vars(self).update(hooks)
 
 
 class Hooks:
@@ -116,7 +123,7 @@ def _register(relay: HookRelay, implementations: Sequence[Component]) -> None:
     for index, implementation in reversed(list(enumerate(implementations))):
         cls = type(implementation)
         hooks = {hook: getattr(implementation, hook) for hook in implemented_hooks(cls)}
-        relay.register(SimpleNamespace(**hooks), name=f"{cls.__qualname__}[{index}]")
+        relay.register(_Implementation(hooks), name=f"{cls.__qualname__}[{index}]")
 
 
 def _check_instance(implementation: object) -> None:

@@ -48,7 +48,8 @@ class Plugin:
     @property
     def label(self) -> str:
         """Who it is, for messages."""
-        return f"plugin {self.name!r} ({self.distribution} {self.version}, module {self.module})"
+        source = "" if self.by_call else f" {self.version}, module {self.module}"
+        return f"plugin {self.name!r} ({self.distribution}{source})"
 
     @property
     def skip_hint(self) -> str:

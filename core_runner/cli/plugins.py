@@ -81,6 +81,6 @@ def _print_table(rows: Sequence[PluginRow]) -> None:
     console.print(table if rows else "no plugin is installed")
     for row in rows:
         if row.error is not None:
-            console.print(Text(row.error))
+            console.print(Text(row.error), soft_wrap=True)
         if row.status == "disabled":
             console.print(Text(f"plugin {row.name!r} is disabled by MODEL_STATES_DISABLE"))
