@@ -1,4 +1,4 @@
-"""Turn documents into packed rows of tokens with a weight each; worker processes make them while training runs."""
+"""Turn documents into packed rows of tokens, each with its weight; worker processes do it during training."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -31,8 +31,8 @@ def encode_documents(tokenizer: Tokenizer, source: Iterable[Document]) -> Iterat
 def pack_rows(encoded: Iterable[Row], row_len: int, pad_id: int) -> Iterator[Row]:
     """Rows of exactly `row_len` tokens, each starting with a document's start.
 
-    So the model sees at every row what a prompt at position 0 looks like; a document that does not fit opens the
-    next row, and what is left of this one is padding of weight 0.
+    So the model sees at every row what a prompt at position 0 looks like; a document that does not fit opens
+    the next row, and what is left of this one is padding of weight 0.
     """
     ids, weights, used = np.full(row_len, pad_id), np.zeros(row_len, np.float32), 0
     for document_ids, document_weights in encoded:

@@ -1,6 +1,6 @@
 """Measure a checkpoint on held-out examples with transformers: accuracy by task, held-out loss, samples.
 
-Runs on a GPU or a CPU; writes eval.json into the checkpoint's folder, from which card.py writes the model card.
+Runs on a GPU or a CPU; writes eval.json into the checkpoint's folder, which card.py makes the card of.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def complete(
 
 
 def is_right(example: Example, completion: str) -> bool:
-    """Whether a completion is the answer: exactly, up to the line's end in text and the turn's end in chat."""
+    """Whether a completion is exactly the answer, up to the line's end in text and the turn's in chat."""
     said = completion if example.chat else completion.split("\n")[0]
     return said.strip() == example.answer
 
@@ -87,7 +87,7 @@ def _share(values: list[bool]) -> float:
 
 @torch.inference_mode()
 def heldout_loss(model: PreTrainedModel, tokenizer: Tokenizer, kind: str, rows: int, batch_size: int) -> dict:
-    """Mean cross entropy, in nats a token, of the tokens that count in full: answers and stories, or stories alone."""
+    """Mean cross entropy, nats a token, of the tokens that count in full: answers and stories, or stories."""
     source = stories(10_000, heldout=True) if kind == "stories" else documents(10_000, heldout=True)
     total, counted = 0.0, 0
     for ids, weights in itertools.islice(batches(tokenizer, source, batch_size, 1025), rows // batch_size):

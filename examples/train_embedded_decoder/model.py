@@ -1,7 +1,6 @@
 """The model's configuration and its loss, shared by training and evaluation."""
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -9,7 +8,7 @@ MAX_POSITIONS = 2048
 
 
 def build_config(tokenizer: Tokenizer) -> Qwen3Config:
-    """Deep and thin, which suits a model this small; about 5.2 million parameters, a tenth of them embeddings."""
+    """Deep and thin, which suits a model this small; 5.2 million parameters, a tenth of them embeddings."""
     return Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
@@ -40,7 +39,9 @@ def build_generation_config(tokenizer: Tokenizer) -> GenerationConfig:
 def token_losses(hidden: torch.Tensor, embedding: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of every next token, in float32: hidden [rows, len, width], labels [rows, len]."""
     logits = (hidden @ embedding.to(hidden.dtype).T).float()
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), reduction="none"
+    ).view_as(labels)
 
 
 def weighted_loss(

@@ -18,7 +18,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 VOCAB_SIZE = 2048
 PAD, IM_START, IM_END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END, IM_START, IM_END, PAD)
-PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}

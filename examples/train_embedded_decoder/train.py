@@ -32,10 +32,12 @@ class Progress:
 
     @property
     def elapsed(self) -> float:
+        """Seconds since the end of the first step."""
         return time.perf_counter() - self.started
 
     @property
     def share(self) -> float:
+        """From 0 to 1, at which the training ends."""
         return self.step / self.steps if self.steps else self.elapsed / self.seconds
 
     def learning_rate(self, peak: float) -> float:
@@ -138,6 +140,7 @@ def main() -> None:
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": round(time.perf_counter() - started, 1),
         "workers": args.workers,
+        "row_len": args.row_len,
     }
     save(model, args.out, report)
     print(json.dumps(report, indent=1), flush=True)

@@ -1,0 +1,135 @@
+"""Write the model card, a checkpoint's README.md, from train.json and eval.json: no figure is set by hand."""
+
+import argparse
+import json
+from pathlib import Path
+
+from grammar import HELDOUT_SHARE, heldout_json
+
+CARD = """\
+---
+license: apache-2.0
+language: en
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# The embedded decoder
+
+A language model of {millions:.2f} million parameters ({megabytes:.1f} MB in bfloat16) that ships
+inside core-runner, so that `core-runner generate` answers without a download and the tests have
+real weights whose answers can be checked.
+
+**What it is not.** It is no assistant and knows nothing of the world beyond about a hundred short
+facts. It was trained on made-up text alone: short tasks with one right answer, and stories from
+templates. Anything else gets a wrong answer, a story, or "I am a very small model". It was not
+trained for safety, has seen only English, and only positions up to {row_len} (its configuration
+allows 2048; beyond {row_len} its answers were not measured). Its arithmetic ends at three digits.
+Use it to see that an engine works, and for nothing that matters.
+
+## Figures
+
+Held-out accuracy, by `evaluate.py` on {eval_device}, torch {eval_torch}, transformers
+{eval_transformers}, {dtype}, greedy. An answer is right if it equals the only right one to the
+character.
+
+| task | examples | accuracy | as text | as chat |
+|---|--:|--:|--:|--:|
+{rows}
+| **mean of the tasks** | {total} | {mean:.1%} | | |
+
+Held-out loss, in nats a token: {loss_documents:.4f} over {tokens_documents:,} tokens of answers and
+stories, {loss_stories:.4f} over {tokens_stories:,} tokens of stories (a story's names and places
+are drawn at random, which no model can foresee).
+
+Held out means: one in {heldout_share} of all task contents, by a hash of the content (for a sum,
+its operands in either order), and never in the training text in any form. Facts are the exception:
+each fact is trained in one phrasing, and what is held out is other phrasings of it.
+
+`heldout.json` beside this file has a few examples of each task. The prompt of a text example is
+followed by a space, the answer and a newline; that of a chat example is the user's message, for the
+chat template.
+
+## Samples
+
+Greedy, from fixed prompts; none was left out.
+
+{samples}
+
+## Model
+
+Qwen3 architecture: {shape}. Tied embeddings, rotary base 10000. Byte-level BPE of 2048 tokens,
+digits single; special tokens `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`, `<|pad|>`. No token is
+put before a prompt. Chat is ChatML: `<|im_start|>user\\n...<|im_end|>\\n<|im_start|>assistant\\n`.
+
+## Training
+
+`{command}` in `examples/train_embedded_decoder`: {steps:,} steps, {tokens_m:.0f} million tokens,
+{loop_seconds:.0f} seconds of training ({seconds:.0f} with the tokenizer and the compilation) on one
+{device}, torch {torch}, transformers {transformers}, {workers} data workers. The text is generated
+while training, by `grammar.py`, from a seed. No text or weights of others went in. With
+`--minutes`, the number of steps depends on the machine; `--steps {steps}` repeats it, up to the
+rounding of a GPU's sums.
+"""
+
+
+def _quoted(text: str) -> str:
+    return "\n".join("> " + line if line else ">" for line in text.strip().split("\n"))
+
+
+def _sample(row: dict) -> str:
+    kind = "chat" if row["chat"] else "text"
+    return f"{kind}: `{row['prompt']}`\n\n{_quoted(row['completion'])}"
+
+
+def _task_row(task: str, result: dict) -> str:
+    shares = " | ".join(f"{result[key]:.1%}" for key in ("accuracy", "text", "chat"))
+    return f"| {task} | {result['examples']} | {shares} |"
+
+
+def render(train: dict, evaluation: dict, config: dict, num_bytes: int) -> str:
+    """The card's text."""
+    tasks = evaluation["tasks"]
+    shape = (
+        f"{config['num_hidden_layers']} layers, width {config['hidden_size']}, "
+        f"{config['num_attention_heads']} heads of {config['head_dim']}, "
+        f"{config['num_key_value_heads']} key-value heads, feed-forward {config['intermediate_size']}"
+    )
+    return CARD.format(
+        **train,
+        millions=train["parameters"] / 1e6,
+        megabytes=num_bytes / 1e6,
+        tokens_m=train["tokens"] / 1e6,
+        eval_device=evaluation["device"],
+        eval_torch=evaluation["torch"],
+        eval_transformers=evaluation["transformers"],
+        dtype=evaluation["dtype"],
+        rows="\n".join(_task_row(task, result) for task, result in tasks.items()),
+        total=sum(result["examples"] for result in tasks.values()),
+        mean=sum(result["accuracy"] for result in tasks.values()) / len(tasks),
+        loss_documents=evaluation["loss"]["documents"]["nats_per_token"],
+        tokens_documents=evaluation["loss"]["documents"]["tokens"],
+        loss_stories=evaluation["loss"]["stories"]["nats_per_token"],
+        tokens_stories=evaluation["loss"]["stories"]["tokens"],
+        heldout_share=HELDOUT_SHARE,
+        samples="\n\n".join(_sample(row) for row in evaluation["samples"]),
+        shape=shape,
+    )
+
+
+def main() -> None:
+    """Write README.md and heldout.json into the checkpoint's folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--results", type=Path, help="folder of train.json and eval.json")
+    args = parser.parse_args()
+    results = args.results or args.checkpoint
+    files = (results / "train.json", results / "eval.json", args.checkpoint / "config.json")
+    train, evaluation, config = (json.loads(file.read_text()) for file in files)
+    size = (args.checkpoint / "model.safetensors").stat().st_size
+    (args.checkpoint / "README.md").write_text(render(train, evaluation, config, size))
+    (args.checkpoint / "heldout.json").write_text(heldout_json())
+
+
+if __name__ == "__main__":
+    main()
