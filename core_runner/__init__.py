@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from core_runner.config import RunnerConfig
     from core_runner.engine import Engine
-    from core_runner.errors import ConfigError, CoreRunnerError, QueueFullError, RequestError, SchedulerOutputError
+    from core_runner.errors import (
+        ConfigError,
+        CoreRunnerError,
+        QueueFullError,
+        RequestError,
+        SchedulerOutputError,
+    )
     from core_runner.llm import LLM
     from core_runner.outputs import CompletionOutput, EngineStats, Logprob, RequestOutput, TextDelta
     from core_runner.runner import ModelRunner
@@ -32,7 +38,13 @@ _EXPORTS = {
     "outputs": ["CompletionOutput", "EngineStats", "Logprob", "RequestOutput", "TextDelta"],
     "runner": ["ModelRunner"],
     "sampling_params": ["SamplingParams"],
-    "scheduling.output": ["BlockUpdate", "ModelRunnerOutput", "NewRequest", "RemovedRequest", "SchedulerOutput"],
+    "scheduling.output": [
+        "BlockUpdate",
+        "ModelRunnerOutput",
+        "NewRequest",
+        "RemovedRequest",
+        "SchedulerOutput",
+    ],
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 

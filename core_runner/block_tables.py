@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from core_runner.errors import SchedulerOutputError
@@ -36,6 +37,8 @@ class BlockTables:
         self.max_blocks = tuple(-(-max_model_len // block_size) for block_size in self.block_sizes)
         self.max_num_reqs = max_num_reqs
         self.num_blocks = num_blocks
+        # Columns written since a slot was last given up; a later step may use no others.
+        self._filled: npt.NDArray[np.int32] = np.zeros((len(self.block_sizes), max_num_reqs), dtype=np.int32)
         self._poison = poison
         self._tables = [
             StagedTensor((max_num_reqs + 1, max_blocks), torch.int32, device, fill=NULL_BLOCK)
@@ -54,11 +57,13 @@ class BlockTables:
 
     def apply_update(self, group: int, update: BlockUpdate) -> None:
         """Stage the runs of one group. Raises `SchedulerOutputError` before anything changes."""
-        self.check_update(group, update)
+        self._check_update(group, update)
+        _extend(self._filled[group], update)
         self._tables[group].stage_runs(update.slots, update.starts, update.lengths, update.block_ids)
 
     def remove(self, slot: int) -> None:
         """Give up the rows of `slot` in every group."""
+        self._filled[:, slot] = 0
         if self._poison:
             for table, max_blocks in zip(self._tables, self.max_blocks, strict=True):
                 table.stage(slot, 0, np.full(max_blocks, NULL_BLOCK))
@@ -68,8 +73,23 @@ class BlockTables:
         for table in self._tables:
             table.apply()
 
-    def check_update(self, group: int, update: BlockUpdate) -> None:
-        """Raise `SchedulerOutputError` for runs that do not fit the group's table."""
+    def check_changes(
+        self, removed_slots: Sequence[int], updates: Sequence[BlockUpdate]
+    ) -> npt.NDArray[np.int32]:
+        """Columns that each slot will have filled after these removals and updates, [num_groups, R].
+
+        Changes nothing. Raises `SchedulerOutputError` for an update that does not fit its group's table.
+        """
+        if len(updates) > self.num_groups:
+            raise SchedulerOutputError(f"{len(updates)} block updates for {self.num_groups} cache groups")
+        filled = self._filled.copy()
+        filled[:, list(removed_slots)] = 0
+        for group, update in enumerate(updates):
+            self._check_update(group, update)
+            _extend(filled[group], update)
+        return filled
+
+    def _check_update(self, group: int, update: BlockUpdate) -> None:
         who = f"block update of cache group {group}"
         if not 0 <= group < self.num_groups:
             raise SchedulerOutputError(f"{who}: there are {self.num_groups} cache groups")
@@ -93,6 +113,10 @@ class BlockTables:
         if ids.size:
             last = np.iinfo(np.int32).max if self.num_blocks is None else self.num_blocks[group] - 1
             _check_range(f"{who}: block id", ids, last)
+
+
+def _extend(filled: npt.NDArray[np.int32], update: BlockUpdate) -> None:
+    np.maximum.at(filled, update.slots, np.add(update.starts, update.lengths, dtype=np.int32))
 
 
 def _check_range(what: str, values: np.ndarray, last: int) -> None:

@@ -12,8 +12,11 @@ from core_runner.loader import Progress, use_prefix_cache
 from core_runner.outputs import EngineStats
 from core_runner.request import Request
 from core_runner.runner import ModelRunner
-from core_runner.scheduling.scheduler import RequestUpdate, ScheduledStep, Scheduler, SchedulerConfig
+from core_runner.scheduling.prefix_cache import GroupSpec
+from core_runner.scheduling.scheduler import Scheduler
+from core_runner.scheduling.step import RequestUpdate, ScheduledStep, SchedulerConfig
 from model_states import Component, PluginManager
+from model_states.loading import load_generation_config
 
 
 class Engine:
@@ -27,16 +30,16 @@ class Engine:
         self,
         config: RunnerConfig,
         *,
-        eos_token_ids: Sequence[int] = (),
         plugins: PluginManager | None = None,
         extensions: Sequence[Component] = (),
         progress: Progress | None = None,
     ) -> None:
-        """Load the model and build its scheduler. eos_token_ids end a request unless it says `ignore_eos`."""
+        """Load the model and build its scheduler; the checkpoint's end ids end a request unless it ignores them."""
         self.config = config
         self.runner = ModelRunner(config, plugins=plugins, extensions=extensions, progress=progress)
         state = self.runner.model_state
-        groups = [(g.block_size, g.sliding_window) for g in self.runner.cache_groups]
+        self.generation_defaults = load_generation_config(state.config.checkpoint)
+        groups = [GroupSpec(g.block_size, g.sliding_window) for g in self.runner.cache_groups]
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_reqs=config.max_num_reqs,
@@ -51,7 +54,7 @@ class Engine:
             ),
             groups,
             [self.runner.num_blocks] * len(groups),
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=self.generation_defaults.eos_token_ids,
         )
         self._in_flight: deque[tuple[ScheduledStep, AsyncOutput]] = deque()
         self._depth = 1 if config.async_scheduling else 0
@@ -94,6 +97,9 @@ class Engine:
             self.abort(req_id)
         while self.has_unfinished:
             self.step()
+        removals = self.scheduler.flush()
+        if removals is not None:
+            self.runner.execute_model(removals)
 
     def stats(self) -> EngineStats:
         """Counters and free resources as the host knows them now."""

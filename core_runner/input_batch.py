@@ -88,17 +88,14 @@ class InputPreparer:
         """
         so = scheduler_output
         prefill_len = self._states.check_changes(so.removed, so.new_requests)
-        if len(so.block_updates) > self._block_tables.num_groups:
-            raise SchedulerOutputError(
-                f"{len(so.block_updates)} block updates for {self._block_tables.num_groups} cache groups"
-            )
-        for group, update in enumerate(so.block_updates):
-            self._block_tables.check_update(group, update)
+        filled = self._block_tables.check_changes([r.slot for r in so.removed], so.block_updates)
         drafts = _num_draft_tokens(so)
         _check_shapes(so, drafts)
         if so.num_reqs:
             self._check_slots(so, prefill_len)
-            self._check_counts(so, prefill_len[so.slots], drafts)
+            self._check_counts(so, drafts)
+            self._check_progress(so, prefill_len[so.slots], drafts)
+            self._check_blocks(so, filled)
 
     def _check_slots(self, so: SchedulerOutput, prefill_len: IntArray) -> None:
         slots = np.asarray(so.slots)
@@ -113,7 +110,7 @@ class InputPreparer:
             )
         _refuse(prefill_len[slots] == 0, slots, "is scheduled but holds no request; admit it first")
 
-    def _check_counts(self, so: SchedulerOutput, prefill_len: IntArray, drafts: IntArray) -> None:
+    def _check_counts(self, so: SchedulerOutput, drafts: IntArray) -> None:
         slots, scheduled, computed = so.slots, so.num_scheduled_tokens, so.num_computed_tokens
         _refuse(scheduled < 1, slots, "is scheduled without tokens; leave it out", scheduled)
         if so.total_num_tokens > self.max_num_tokens:
@@ -124,12 +121,27 @@ class InputPreparer:
         _refuse(computed < 0, slots, "has a negative num_computed_tokens", computed)
         end, limit = computed + scheduled, self._states.max_model_len
         _refuse(end > limit, slots, f"would grow past max_model_len={limit}", end)
-        in_prefill = computed < prefill_len
+        most = self._max_num_logits - 1
+        _refuse((drafts < 0) | (drafts > most), slots, f"has drafts outside [0, K={most}]", drafts)
+
+    def _check_progress(self, so: SchedulerOutput, prefill_len: IntArray, drafts: IntArray) -> None:
+        slots, scheduled, computed = so.slots, so.num_scheduled_tokens, so.num_computed_tokens
+        admitted = np.full(self.max_num_reqs, -1, dtype=np.int32)
+        for new in so.new_requests:
+            admitted[new.slot] = new.num_computed_tokens
+        wrong = (admitted[slots] >= 0) & (admitted[slots] != computed)
+        _refuse(wrong, slots, "has another num_computed_tokens than its admission says", computed)
+        in_prefill, end = computed < prefill_len, computed + scheduled
         _refuse(in_prefill & (end > prefill_len), slots, "has a chunk that reaches past its prefill", end)
-        _refuse((drafts < 0) | (drafts >= self._max_num_logits), slots, "has too many draft tokens", drafts)
         _refuse(in_prefill & (drafts > 0), slots, "has drafts while its prefill is not finished", drafts)
         wrong = ~in_prefill & (scheduled != drafts + 1)
         _refuse(wrong, slots, "decodes, so it needs 1 + its drafts scheduled tokens", scheduled)
+
+    def _check_blocks(self, so: SchedulerOutput, filled: IntArray) -> None:
+        end = so.num_computed_tokens + so.num_scheduled_tokens
+        for group, block_size in enumerate(self._block_tables.block_sizes):
+            short = end > filled[group][so.slots] * block_size
+            _refuse(short, so.slots, f"has too few blocks in cache group {group} for its tokens", end)
 
     def prepare(
         self,

@@ -20,7 +20,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Progress | None) -> ModelState:
     """Choose the model state for `config.model` and load it."""
-    model = config.model or _embedded_model(plugins)
+    model = config.model or str(plugins.default_embedded_model())
     checkpoint = load_checkpoint_config(model, trust_remote_code=config.trust_remote_code)
     state_class = plugins.select(checkpoint, config.model_state)
     device = pick_device(config.device)
@@ -37,7 +37,7 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
         load_format=config.load_format,
         progress=progress,
     )
-    return state_class(model_config)
+    return plugins.construct(state_class, model_config)
 
 
 def pick_device(name: str | None) -> torch.device:
@@ -70,7 +70,9 @@ def use_prefix_cache(config: RunnerConfig, state: ModelState) -> bool:
     return able and config.enable_prefix_caching is not False
 
 
-def choose_num_blocks(config: RunnerConfig, groups: Sequence[CacheGroup], max_model_len: int, free_bytes: int) -> int:
+def choose_num_blocks(
+    config: RunnerConfig, groups: Sequence[CacheGroup], max_model_len: int, free_bytes: int
+) -> int:
     """Blocks of each cache group, null block included.
 
     As configured; else as many as `free_bytes` hold, but no more than all request slots can use at full length.
@@ -88,13 +90,6 @@ def choose_num_blocks(config: RunnerConfig, groups: Sequence[CacheGroup], max_mo
     return int(min(wanted, affordable))
 
 
-def _embedded_model(plugins: PluginManager) -> str:
-    path = plugins.default_embedded_model()
-    if path is None:
-        raise ConfigError("no model was named and no installed plugin ships one; pass model='name-or-directory'")
-    return str(path)
-
-
 def _pick_dtype(name: str | None, device: torch.device, checkpoint: CheckpointConfig) -> torch.dtype:
     if name is not None:
         return _DTYPES[name]
@@ -104,10 +99,14 @@ def _pick_dtype(name: str | None, device: torch.device, checkpoint: CheckpointCo
     return stored if stored in _DTYPES.values() else torch.bfloat16
 
 
-def _pick_max_model_len(wanted: int | None, state_class: type[ModelState], checkpoint: CheckpointConfig) -> int:
+def _pick_max_model_len(
+    wanted: int | None, state_class: type[ModelState], checkpoint: CheckpointConfig
+) -> int:
     limit = state_class.max_model_len(checkpoint)
     if wanted is None and limit is None:
-        raise ConfigError(f"{checkpoint.model} does not say how long its sequences may be; pass max_model_len")
+        raise ConfigError(
+            f"{checkpoint.model} does not say how long its sequences may be; pass max_model_len"
+        )
     if wanted is not None and limit is not None and wanted > limit:
         raise ConfigError(f"max_model_len={wanted} is beyond the {limit} positions of {checkpoint.model}")
     return int(wanted or limit or 0)

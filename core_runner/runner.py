@@ -43,7 +43,11 @@ class ModelRunner:
         self.hooks = bind([self.model_state, *self.model_state.components, *extensions])
         self.cache_groups = self.hooks.cache_groups()
         self.request_states = RequestStates(
-            config.max_num_reqs, self.max_model_len, config.num_draft_tokens, self.device, poison=config.poison
+            config.max_num_reqs,
+            self.max_model_len,
+            config.num_draft_tokens,
+            self.device,
+            poison=config.poison,
         )
         self.block_tables = BlockTables(
             [(g.block_size, g.sliding_window) for g in self.cache_groups],

@@ -125,7 +125,9 @@ class TransformersModel:
         self._head = _head_only(model)
 
     @torch.inference_mode()
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, **inputs: torch.Tensor
+    ) -> torch.Tensor:
         """Hidden states [num_tokens, hidden] of int64 input_ids and positions [num_tokens]."""
         outputs = self._backbone(
             input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **inputs
@@ -162,7 +164,7 @@ class TransformersModel:
 class _PassThrough(nn.Module):
     """Stands where a backbone was: gives back the embeddings it is handed as its hidden states."""
 
-    def forward(self, *, inputs_embeds: torch.Tensor, **_: Any) -> _HiddenStates:
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _HiddenStates:
         return _HiddenStates(inputs_embeds)
 
     @property
@@ -207,7 +209,9 @@ def _check_layers(architecture: str, config: Any, calls: Sequence[AttentionCall]
     layer_types = getattr(config, "layer_types", None) or []
     for index, kind in enumerate(layer_types[:expected]):
         window = calls[index].spec.sliding_window
-        if kind not in ("full_attention", "sliding_attention") or (kind == "sliding_attention" and not window):
+        if kind not in ("full_attention", "sliding_attention") or (
+            kind == "sliding_attention" and not window
+        ):
             raise UnsupportedModelError(
                 f"{architecture}: layer {index} is of type {kind!r}, which paged attention does not serve "
                 f"(window passed to attention: {window})"

@@ -23,9 +23,14 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more new request may wait."""
+        return len(self) < self._max_waiting
+
     def check_room(self, req_id: str) -> None:
         """Refuse one more new request when the queue is full."""
-        if len(self) >= self._max_waiting:
+        if not self.has_room:
             raise QueueFullError(
                 f"request {req_id!r}: {len(self)} requests wait already (max_waiting={self._max_waiting}); "
                 "retry later or raise max_waiting"

@@ -71,11 +71,7 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` or `QueueFullError` before anything changes."""
-        if request.arrival >= 0 or request.req_id in self._requests:
-            raise RequestError(
-                f"request {request.req_id!r} was added before; give each request its own object and id"
-            )
-        max_total_len = self._rules.max_total_len(request)
+        max_total_len = self.validate(request)
         self._queue.check_room(request.req_id)
         request.max_total_len = max_total_len
         request.arrival = self._num_arrivals
@@ -85,6 +81,19 @@ class Scheduler:
         self._num_arrivals += 1
         self._requests[request.req_id] = request
         self._queue.push(request)
+
+    def validate(self, request: Request) -> int:
+        """Raise the `RequestError` with which a request can never be served; else its longest total length."""
+        if request.arrival >= 0 or request.req_id in self._requests:
+            raise RequestError(
+                f"request {request.req_id!r} was added before; give each request its own object and id"
+            )
+        return self._rules.max_total_len(request)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the waiting queue takes one more request."""
+        return self._queue.has_room
 
     def abort(self, req_id: str) -> bool:
         """End a request now, wherever it stands. False if there is no such request (it may have ended)."""

@@ -55,7 +55,9 @@ class PagedAttention(Component):
     `max_model_len` hides nothing and counts as none.
     """
 
-    def __init__(self, config: ModelConfig, specs: Sequence[AttentionSpec], prefix: str = "attention") -> None:
+    def __init__(
+        self, config: ModelConfig, specs: Sequence[AttentionSpec], prefix: str = "attention"
+    ) -> None:
         """`specs[i]` describes layer i; `prefix` keeps group names apart when a model has several such components."""
         self.backend = select_backend(
             config.attention_backend, specs, config.block_size, config.dtype, config.device

@@ -15,7 +15,9 @@ _NUM_TOKENS = 24
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 3e-2}
 
 
-def check_paged_equals_eager(model: TransformersModel, attention: PagedAttention, config: ModelConfig) -> None:
+def check_paged_equals_eager(
+    model: TransformersModel, attention: PagedAttention, config: ModelConfig
+) -> None:
     """Run a short sequence in two chunks through the paged path and at once through transformers' own.
 
     Raises `UnsupportedModelError` naming the architecture when they differ: it keeps state that the paged

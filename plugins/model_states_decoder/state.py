@@ -64,7 +64,9 @@ class DecoderState(ModelState):
         """
         super().__init__(config)
         register_attention()
-        self.model = TransformersModel(load_transformers_model(config, attn_implementation=ATTN_IMPLEMENTATION))
+        self.model = TransformersModel(
+            load_transformers_model(config, attn_implementation=ATTN_IMPLEMENTATION)
+        )
         check_rope(self.model.architecture, self.model.config, config.max_model_len)
         calls = self.model.attention_calls()
         attention = PagedAttention(config, [call.spec for call in calls])

@@ -1,0 +1,240 @@
+"""`LLM`: prompts in, text out. The engine with a tokenizer around it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from core_runner.config import RunnerConfig
+from core_runner.engine import Engine
+from core_runner.errors import ConfigError, RequestError
+from core_runner.loader import Progress
+from core_runner.output_processor import OutputProcessor
+from core_runner.outputs import CompletionOutput, EngineStats, RequestOutput, TextDelta
+from core_runner.request import Request
+from core_runner.sampling_params import SamplingParams
+from core_runner.text import Tokenizer, load_tokenizer
+from model_states import Component, PluginManager
+from model_states.loading import GenerationDefaults
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+OnBadPrompt = Literal["raise", "return"]
+
+
+class _Job(NamedTuple):
+    """One prompt of a call: its text, if it came as text, and its request, or the result that refuses it."""
+
+    prompt: str | None
+    request: Request | RequestOutput
+
+
+class LLM:
+    """A loaded model that generates.
+
+    >>> llm = LLM()  # the embedded model
+    >>> llm.generate("1 + 1 =", SamplingParams(temperature=0))[0].outputs[0].text
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        plugins: Sequence[Any] = (),
+        extensions: Sequence[Component] = (),
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """Load `model` (hub name or directory; None is the embedded one).
+
+        options: the fields of `RunnerConfig`. plugins: plugin modules beside the installed ones. progress(what,
+        done, total) follows the loading. Errors: `ConfigError`, or `model_states.ModelStateError` for the model.
+        """
+        self.config = RunnerConfig(model=model, **options)
+        manager = PluginManager(plugins=plugins)
+        self.engine = Engine(self.config, plugins=manager, extensions=extensions, progress=progress)
+        self.default_sampling_params = _default_params(self.engine.generation_defaults)
+        self.tokenizer, self._no_tokenizer = self._load_tokenizer()
+        self._processor = OutputProcessor(self.tokenizer, self.engine.scheduler.finish)
+        self._request_numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        on_bad_prompt: OnBadPrompt = "raise",
+    ) -> list[RequestOutput]:
+        """Complete every prompt; results in the order of the prompts.
+
+        prompts: one or many of text, token ids, or {"prompt_token_ids": ids, "model_inputs": {...}}.
+        sampling_params: one for all, or one per prompt. progress(finished, total). on_bad_prompt: "raise" raises
+        `RequestError` before anything starts; "return" gives a result with finish reason "error".
+        """
+        jobs = self._make_jobs(prompts, sampling_params, on_bad_prompt)
+        results: dict[int, RequestOutput] = {}
+        for delta in self._run(jobs, stream=False):
+            assert delta.output is not None, "only the last delta is handed out without streaming"
+            results[delta.request_index] = delta.output
+            if progress is not None:
+                progress(len(results), len(jobs))
+        return [results[index] for index in range(len(jobs))]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_bad_prompt: OnBadPrompt = "raise",
+    ) -> Iterator[TextDelta]:
+        """As `generate`, but text as it comes. Closing the iterator aborts what is not finished."""
+        return self._run(self._make_jobs(prompts, sampling_params, on_bad_prompt), stream=True)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several; each a list of {"role": ..., "content": ...}."""
+        return self.generate(self.render_chat(messages), sampling_params, **options)
+
+    def render_chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Prompt]:
+        """The token ids of conversations through the tokenizer's chat template, ready for the answer."""
+        many = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        tokenizer = self._require_tokenizer()
+        return [tokenizer.apply_chat_template(conversation) for conversation in many]
+
+    def stats(self) -> EngineStats:
+        """Counters of the engine."""
+        return self.engine.stats()
+
+    def close(self) -> None:
+        """Abort what is running and wait for what is in flight."""
+        self.engine.abort_all()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---- requests
+
+    def _run(self, jobs: Sequence[_Job], stream: bool) -> Iterator[TextDelta]:
+        """Feed requests as the queue has room and hand out deltas; on the way out, abort what is left."""
+        deltas: deque[TextDelta] = deque()
+        waiting = deque(enumerate(jobs))
+        unfinished: set[str] = set()
+        try:
+            while waiting or unfinished:
+                while waiting and self.engine.scheduler.has_room:
+                    self._start(*waiting.popleft(), unfinished, deltas, stream)
+                while deltas:
+                    delta = deltas.popleft()
+                    if delta.output is not None:
+                        unfinished.discard(delta.output.request_id)
+                    yield delta
+                if unfinished:
+                    self._processor.process(self.engine.step())
+        finally:
+            for req_id in unfinished:
+                self._processor.forget(req_id)
+                self.engine.abort(req_id)
+
+    def _start(
+        self, index: int, job: _Job, unfinished: set[str], deltas: deque[TextDelta], stream: bool
+    ) -> None:
+        if isinstance(job.request, RequestOutput):
+            deltas.append(TextDelta(index, "", [], "error", job.request))
+            return
+        self.engine.add_request(job.request)
+        self._processor.track(job.request, index, job.prompt, deltas.append, stream)
+        unfinished.add(job.request.req_id)
+
+    def _make_jobs(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        on_bad_prompt: OnBadPrompt,
+    ) -> list[_Job]:
+        many = _as_many(prompts)
+        params = _as_params(sampling_params or self.default_sampling_params, len(many))
+        jobs = []
+        for prompt, param in zip(many, params, strict=True):
+            text = prompt if isinstance(prompt, str) else None
+            req_id = f"request-{next(self._request_numbers)}"
+            try:
+                request = self._make_request(req_id, prompt, param)
+                self.engine.scheduler.validate(request)
+                jobs.append(_Job(text, request))
+            except RequestError as error:
+                if on_bad_prompt == "raise":
+                    raise
+                jobs.append(_Job(text, _refusal(req_id, text, str(error))))
+        return jobs
+
+    def _make_request(self, req_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+        model_inputs: Mapping[str, Any] = {}
+        token_ids: Any = prompt
+        if isinstance(prompt, str):
+            token_ids = self._require_tokenizer().encode_prompt(prompt)
+        elif isinstance(prompt, Mapping):
+            if "prompt_token_ids" not in prompt:
+                raise RequestError(
+                    f"a prompt given as a dict needs 'prompt_token_ids'; it has {sorted(prompt)}"
+                )
+            token_ids, model_inputs = prompt["prompt_token_ids"], prompt.get("model_inputs", {})
+        if params.stop:
+            self._require_tokenizer()
+        return Request(req_id, token_ids, params, model_inputs=model_inputs)
+
+    def _load_tokenizer(self) -> tuple[Tokenizer | None, str]:
+        """The tokenizer, or why there is none: token ids work without, unless one was named."""
+        source = self.config.tokenizer or self.engine.runner.model_state.config.checkpoint.model
+        try:
+            return load_tokenizer(source, trust_remote_code=self.config.trust_remote_code), ""
+        except ConfigError as error:
+            if self.config.tokenizer is not None:
+                raise
+            return None, str(error)
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(self._no_tokenizer)
+        return self.tokenizer
+
+
+def _refusal(req_id: str, prompt: str | None, error: str) -> RequestOutput:
+    completion = CompletionOutput(index=0, text="", token_ids=[], finish_reason="error")
+    return RequestOutput(req_id, prompt, [], [completion], finished=True, error=error)
+
+
+def _default_params(defaults: GenerationDefaults) -> SamplingParams:
+    """What the checkpoint recommends; greedy where it recommends no sampling."""
+    given = {"temperature": defaults.temperature, "top_k": defaults.top_k, "top_p": defaults.top_p}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(**(chosen or {"temperature": 0.0}))
+
+
+def _as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list: a flat list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = list(prompts)
+    if items and all(
+        not isinstance(item, str | Mapping | Sequence) and not hasattr(item, "ndim") for item in items
+    ):
+        return [items]
+    return items
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling_params for {count} prompts; give one, or one per prompt")
+    return list(params)

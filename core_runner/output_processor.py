@@ -1,0 +1,134 @@
+"""From what a step brought to text: detokenization, stop strings, and the results that users see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from core_runner.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, TextDelta
+from core_runner.request import Request, TokenLogprobs
+from core_runner.scheduling.step import RequestUpdate
+from core_runner.text import IncrementalDetokenizer, Tokenizer
+
+Sink = Callable[[TextDelta], None]
+FinishEarly = Callable[[str], object]
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """One request on its way: where its deltas go, and its text so far."""
+
+    request: Request
+    request_index: int
+    prompt: str | None
+    sink: Sink
+    stream: bool
+    # Only requests that stream or have stop strings pay for detokenizing token by token.
+    detokenizer: IncrementalDetokenizer | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class OutputProcessor:
+    """Tracks requests from admission to their last delta. `tokenizer` None: no text, token ids only."""
+
+    def __init__(self, tokenizer: Tokenizer | None, finish_early: FinishEarly) -> None:
+        """finish_early(req_id) ends a request whose stop string has come, in the scheduler."""
+        self._tokenizer = tokenizer
+        self._finish_early = finish_early
+        self._tracked: dict[str, _Tracked] = {}
+
+    def track(
+        self, request: Request, request_index: int, prompt: str | None, sink: Sink, stream: bool
+    ) -> None:
+        """Send this request's deltas to `sink`: one per step when it streams, else only the last."""
+        params = request.sampling_params
+        detokenizer = None
+        if self._tokenizer is not None and (stream or params.stop):
+            detokenizer = IncrementalDetokenizer(
+                self._tokenizer, skip_special_tokens=params.skip_special_tokens, stop=tuple(params.stop)
+            )
+        self._tracked[request.req_id] = _Tracked(request, request_index, prompt, sink, stream, detokenizer)
+
+    def forget(self, req_id: str) -> None:
+        """Drop a request whose caller has gone; its later updates go nowhere."""
+        self._tracked.pop(req_id, None)
+
+    def process(self, updates: Sequence[RequestUpdate]) -> None:
+        """Turn a step's updates into deltas."""
+        for update in updates:
+            tracked = self._tracked.get(update.request.req_id)
+            if tracked is not None:
+                self._process_one(tracked, update)
+
+    def _process_one(self, tracked: _Tracked, update: RequestUpdate) -> None:
+        tracked.token_ids += update.new_token_ids
+        tracked.logprobs += update.new_logprobs
+        finish_reason: FinishReason | None = update.finish_reason
+        text = ""
+        detokenizer = tracked.detokenizer
+        if detokenizer is not None:
+            text = detokenizer.push(update.new_token_ids)
+            if detokenizer.stopped is not None:
+                finish_reason = "stop"
+                self._finish_early(tracked.request.req_id)
+            elif finish_reason is not None:
+                text += detokenizer.finish()
+        new_token_ids = list(update.new_token_ids)
+        if finish_reason is not None:
+            self._finish(tracked, text, new_token_ids, finish_reason)
+        elif tracked.stream:
+            tracked.sink(TextDelta(tracked.request_index, text, new_token_ids))
+
+    def _finish(self, tracked: _Tracked, text: str, new_token_ids: list[int], reason: FinishReason) -> None:
+        del self._tracked[tracked.request.req_id]
+        request, detokenizer = tracked.request, tracked.detokenizer
+        completion = CompletionOutput(
+            index=0,
+            text=self._decode(tracked) if detokenizer is None else detokenizer.text,
+            token_ids=tracked.token_ids,
+            finish_reason=reason,
+            stop_reason=_stop_reason(tracked, reason),
+            logprobs=None if request.sampling_params.logprobs is None else _as_dicts(tracked.logprobs),
+        )
+        output = RequestOutput(
+            request_id=request.req_id,
+            prompt=tracked.prompt,
+            prompt_token_ids=request.prompt_token_ids.tolist(),
+            outputs=[completion],
+            finished=True,
+            num_cached_tokens=max(request.num_cached_tokens, 0),
+            error="the model's logits held NaN or allowed no token" if reason == "error" else None,
+        )
+        last_text = completion.text if detokenizer is None else text
+        tracked.sink(TextDelta(tracked.request_index, last_text, new_token_ids, reason, output))
+
+    def _decode(self, tracked: _Tracked) -> str:
+        if self._tokenizer is None:
+            return ""
+        skip = tracked.request.sampling_params.skip_special_tokens
+        return self._tokenizer.decode(tracked.token_ids, skip_special_tokens=skip)
+
+
+def _stop_reason(tracked: _Tracked, reason: FinishReason) -> str | int | None:
+    if reason != "stop":
+        return None
+    if tracked.detokenizer is not None and tracked.detokenizer.stopped is not None:
+        return tracked.detokenizer.stopped
+    last = tracked.token_ids[-1]
+    return last if last in tracked.request.sampling_params.stop_token_ids else None
+
+
+def _as_dicts(logprobs: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]]:
+    """One dict per token. The best ids come in order, so their rank is their column."""
+    result = []
+    for token in logprobs:
+        ids, values = token.token_ids.tolist(), token.values.tolist()
+        entry = {
+            id_: Logprob(value, rank)
+            for rank, (id_, value) in enumerate(zip(ids, values, strict=True))
+            if rank
+        }
+        entry[ids[0]] = Logprob(values[0], token.rank)
+        result.append(entry)
+    return result
