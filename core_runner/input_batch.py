@@ -101,7 +101,7 @@ class InputPreparer:
         slots = np.asarray(so.slots)
         if slots.min() < 0 or slots.max() >= self.max_num_reqs:
             raise SchedulerOutputError(
-                f"slots {slots.min()} to {slots.max()} reach outside [0, {self.max_num_reqs})"
+                f"slots {slots.min()} to {slots.max()} reach outside [0, max_num_reqs={self.max_num_reqs})"
             )
         uses = np.bincount(slots, minlength=self.max_num_reqs)
         if uses.max() > 1:
@@ -118,8 +118,11 @@ class InputPreparer:
                 f"{so.total_num_tokens} tokens are scheduled, more than "
                 f"max_num_batched_tokens={self.max_num_tokens}"
             )
-        _refuse(computed < 0, slots, "has a negative num_computed_tokens", computed)
-        end, limit = computed + scheduled, self._states.max_model_len
+        limit = self._states.max_model_len
+        _refuse(
+            (computed < 0) | (computed >= limit), slots, f"has tokens computed outside [0, {limit})", computed
+        )
+        end = computed + scheduled
         _refuse(end > limit, slots, f"would grow past max_model_len={limit}", end)
         most = self._max_num_logits - 1
         _refuse((drafts < 0) | (drafts > most), slots, f"has drafts outside [0, K={most}]", drafts)
