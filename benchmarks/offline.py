@@ -1,0 +1,223 @@
+"""Offline throughput of a real model's shape with random weights, beside transformers in the same run.
+
+    python benchmarks/offline.py --json results.json
+
+Workloads: `batch` (256 requests of 128 tokens in, 256 out) and `single` (one request of 128 in, 512 out), greedy,
+end ids ignored, no prefix hits. Peers: transformers' continuous batching and `generate`, on the same weights.
+Prints a table; `profile` says where a decode step's time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core_runner import LLM, SamplingParams
+
+# Qwen3-0.6B's published configuration.
+MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "dtype": "bfloat16",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+    "eos_token_id": 151645,
+    "bos_token_id": 151643,
+}
+WORKLOADS = {"batch": (256, 128, 256), "single": (1, 128, 512)}  # requests, tokens in, tokens out
+
+
+def make_prompts(count: int, length: int, seed: int = 1234) -> list[list[int]]:
+    """Random token ids, so that no prefix is shared."""
+    draw = random.Random(seed)
+    return [[draw.randrange(100, MODEL["vocab_size"] - 1000) for _ in range(length)] for _ in range(count)]
+
+
+def timed(run: Callable[[], object], repeats: int) -> float:
+    """Median seconds of `repeats` runs after one warm-up; the device is idle before and after each."""
+    seconds = []
+    for _ in range(repeats + 1):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
+
+
+def bench_core_runner(llm: LLM, repeats: int) -> dict[str, float]:
+    """Output tokens per second of each workload."""
+    rates = {}
+    for name, (count, length, new) in WORKLOADS.items():
+        params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+        prompts = make_prompts(count, length)
+        rates[name] = count * new / timed(lambda p=prompts, s=params: llm.generate(p, s), repeats)
+    return rates
+
+
+def bench_generate(model: Any, repeats: int) -> dict[str, float]:
+    """transformers.generate on the whole batch at once (every row has the same length: no padding is wasted)."""
+    rates = {}
+    for name, (count, length, new) in WORKLOADS.items():
+        ids = torch.tensor(make_prompts(count, length), device=model.device)
+        options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+        mask = torch.ones_like(ids)
+        run = lambda i=ids, m=mask, o=options: model.generate(i, attention_mask=m, **o)  # noqa: E731
+        rates[name] = count * new / timed(run, repeats)
+    return rates
+
+
+def bench_continuous_batching(model: Any, repeats: int) -> dict[str, float]:
+    """transformers' generate_batch with its defaults."""
+    from transformers import GenerationConfig
+
+    rates = {}
+    for name, (count, length, new) in WORKLOADS.items():
+        config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        prompts = make_prompts(count, length)
+        tokens = []
+
+        def run(p: list[list[int]] = prompts, c: Any = config, t: list[int] = tokens) -> None:
+            results = model.generate_batch(inputs=p, generation_config=c, progress_bar=False)
+            t.append(sum(len(r.generated_tokens) for r in results.values()))
+
+        seconds = timed(run, repeats)
+        rates[name] = tokens[-1] / seconds
+    return rates
+
+
+def agreement(llm: LLM, model: Any, count: int = 8, new: int = 64) -> dict[str, float]:
+    """Greedy tokens against transformers, up to each prompt's first difference; its margin is that of the oracle."""
+    prompts = make_prompts(count, 96, seed=99)
+    params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+    same, worst = 0, 0.0
+    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+        got = output.outputs[0].token_ids
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + got], device=model.device)).logits[0, len(prompt) - 1 : -1]
+        best = torch.log_softmax(logits.float(), -1)
+        chosen = best.gather(1, torch.tensor(got, device=model.device)[:, None])[:, 0]
+        gaps = (best.max(-1).values - chosen).tolist()  # 0 where the oracle would choose the same id
+        same += sum(gap == 0.0 for gap in gaps)
+        worst = max(worst, *gaps)
+    return {"tokens": count * new, "same": same, "largest_gap_nat": worst}
+
+
+def profile_decode(llm: LLM, steps: int = 20) -> dict[str, Any]:
+    """Host and device time of steady decode steps of 256 requests, and the kernels that take most of it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    prompts = make_prompts(256, 128, seed=5)
+    stream = llm.stream(prompts, SamplingParams(temperature=0.0, max_tokens=steps + 40, ignore_eos=True))
+    for _ in range(256 * 20):
+        next(stream)
+    started = time.perf_counter()
+    torch.cuda.synchronize()
+    for _ in range(256 * steps):
+        next(stream)
+    torch.cuda.synchronize()
+    wall = (time.perf_counter() - started) / steps
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as result:
+        for _ in range(256 * 5):
+            next(stream)
+        torch.cuda.synchronize()
+    stream.close()
+    events = [e for e in result.key_averages() if e.self_device_time_total > 0]
+    device_ms = sum(e.self_device_time_total for e in events) / 5 / 1000
+    events.sort(key=lambda e: -e.self_device_time_total)
+    launches = sum(e.count for e in events) / 5
+    top = [(e.key[:70], round(e.self_device_time_total / 5 / 1000, 3), e.count // 5) for e in events[:12]]
+    return {"wall_ms": wall * 1000, "device_ms": device_ms, "device_ops": launches, "top": top}
+
+
+def load_peer(directory: str, state_dict: dict[str, torch.Tensor]) -> Any:
+    """transformers' model with the same weights and its own attention."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(directory)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model.load_state_dict(state_dict)
+    return model.eval()
+
+
+def main() -> None:
+    """Run what was asked for and print one table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--skip-peers", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(json.dumps(MODEL))
+        llm = LLM(
+            directory,
+            device="cuda",
+            dtype="bfloat16",
+            load_format="dummy",
+            max_model_len=1024,
+            max_num_reqs=256,
+            max_num_batched_tokens=8192,
+            enable_prefix_caching=False,
+        )
+        report: dict[str, Any] = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__}
+        report["core_runner"] = bench_core_runner(llm, args.repeats)
+        report["profile"] = profile_decode(llm)
+        peer = load_peer(directory, llm.engine.runner.model_state.model.model.state_dict())
+        report["agreement"] = agreement(llm, peer)
+        llm.close()
+        if not args.skip_peers:
+            del llm
+            torch.cuda.empty_cache()
+            report["transformers generate"] = bench_generate(peer, 1)
+            report["transformers continuous batching"] = bench_continuous_batching(peer, 1)
+    print_report(report)
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1))
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The table: output tokens per second, and each peer's ratio to ours."""
+    print(f"{report['machine']}, torch {report['torch']}")
+    print("agreement with transformers:", report["agreement"])
+    ours = report["core_runner"]
+    print(f"{'output tokens/s':<36}{'batch':>10}{'single':>10}")
+    for name in ("core_runner", "transformers generate", "transformers continuous batching"):
+        if name in report:
+            rates = report[name]
+            ratio = (
+                f"   ours is {ours['batch'] / rates['batch']:.2f}x, {ours['single'] / rates['single']:.2f}x"
+            )
+            print(f"{name:<36}{rates['batch']:>10.0f}{rates['single']:>10.1f}{ratio}")
+    profile = report["profile"]
+    print(
+        f"decode step of 256: wall {profile['wall_ms']:.2f} ms, device {profile['device_ms']:.2f} ms,",
+        end=" ",
+    )
+    print(f"{profile['device_ops']:.0f} device operations")
+    for name, milliseconds, count in profile["top"]:
+        print(f"  {milliseconds:8.3f} ms  {count:5d}x  {name}")
+
+
+if __name__ == "__main__":
+    main()

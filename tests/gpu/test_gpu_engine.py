@@ -1,0 +1,100 @@
+"""The whole path on a GPU: compiled kernels, no host synchronisation, tokens equal to transformers'."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from support.drained import Drained
+from support.reference import assert_exact, greedy_reference
+from support.tiny_models import TINY, save_tiny
+
+from core_runner import SamplingParams
+
+pytestmark = pytest.mark.gpu
+MAX_TOKENS = 16
+GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2)
+
+
+def _prompts(count: int = 6) -> list[list[int]]:
+    draw = random.Random(11)
+    return [[draw.randrange(3, 211) for _ in range(draw.randrange(1, 60))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_equals_transformers_generate(name: str, tmp_path: Path, drained: Drained) -> None:
+    # Head sizes of at least 16 are what the tensor cores' tiles can take.
+    model = save_tiny(name, tmp_path).to("cuda")
+    prompts = _prompts()
+    references = [greedy_reference(model, prompt, MAX_TOKENS) for prompt in prompts]
+    llm = drained(
+        str(tmp_path),
+        device="cuda",
+        dtype="float32",
+        block_size=16,
+        max_num_reqs=4,
+        max_model_len=128,
+        max_num_batched_tokens=23,
+        num_blocks=17,
+    )
+    skipped = 0
+    for _ in ("cold", "warm"):
+        for output, reference in zip(llm.generate(prompts, GREEDY), references, strict=True):
+            skipped += assert_exact(output.outputs[0], reference, name)
+    assert skipped <= MAX_TOKENS
+
+
+def test_steps_never_synchronise(tmp_path: Path, drained: Drained) -> None:
+    save_tiny("llama", tmp_path)
+    llm = drained(str(tmp_path), device="cuda", max_num_reqs=8, max_model_len=128, max_num_batched_tokens=40)
+    mixed = [
+        SamplingParams(
+            temperature=t, top_k=k, top_p=p, min_p=m, seed=5, max_tokens=24, logprobs=n, ignore_eos=True
+        )
+        for t, k, p, m, n in [
+            (0, 0, 1, 0, None),
+            (0.8, 20, 1, 0, 3),
+            (1, 0, 0.9, 0, None),
+            (1, 0, 1, 0.1, None),
+        ]
+    ]
+    runner = llm.engine.runner
+    execute, sample = runner.execute_model, runner.sample_tokens
+
+    def strict(function):
+        def call(*args):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return function(*args)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return call
+
+    llm.generate(_prompts(12), mixed * 3)  # compiles every kernel: loading a module synchronises
+    runner.execute_model, runner.sample_tokens = strict(execute), strict(sample)
+    try:
+        outputs = llm.generate(_prompts(12), mixed * 3)
+    finally:
+        runner.execute_model, runner.sample_tokens = execute, sample
+    assert all(len(output.outputs[0].token_ids) == 24 for output in outputs)
+
+
+def test_async_equals_sync(tmp_path: Path, drained: Drained) -> None:
+    save_tiny("qwen3", tmp_path)
+    results = []
+    for async_scheduling in (True, False):
+        llm = drained(
+            str(tmp_path),
+            device="cuda",
+            dtype="float32",
+            max_model_len=128,
+            num_blocks=12,
+            max_num_reqs=4,
+            async_scheduling=async_scheduling,
+        )
+        params = SamplingParams(temperature=0.9, seed=3, max_tokens=30)
+        results.append([o.outputs[0].token_ids for o in llm.generate(_prompts(10), params)])
+    assert results[0] == results[1]
