@@ -143,10 +143,7 @@ class RequestStates:
         who = f"request {new.req_id!r}"
         self._check_slot(who, new.slot)
         if prefill_len[new.slot] != 0:
-            holder = self.req_ids[new.slot]
-            raise SchedulerOutputError(
-                f"{who} names slot {new.slot}, which {holder!r} holds; choose a free slot"
-            )
+            raise SchedulerOutputError(f"{who} names slot {new.slot}, which is taken; choose a free slot")
         if not 1 <= new.prefill_len <= self.max_model_len:
             raise SchedulerOutputError(
                 f"{who} has {new.prefill_len} tokens to prefill, outside "
