@@ -1,0 +1,118 @@
+"""The built package, not the checkout: what the wheel holds, and what works where nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLE = REPOSITORY / "examples" / "third_party_plugin"
+
+
+def run(*command, cwd, **environment):
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONSAFEPATH": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(project, folder):
+    run("-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of core-runner."""
+    return build(REPOSITORY, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A folder with core-runner and the example plugin installed from their wheels, and an empty one to run in."""
+    folder = tmp_path_factory.mktemp("installed")
+    example = build(EXAMPLE, tmp_path_factory.mktemp("example"))
+    for each in (wheel, example):
+        run("-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", folder, each, cwd=folder)
+    return folder
+
+
+def run_installed(installed, tmp_path, *command):
+    return run(*command, cwd=tmp_path, PYTHONPATH=str(installed))
+
+
+def test_wheel_holds_our_packages_and_nothing_generic(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    packages = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+        "wheel"
+    ]
+    assert packages == {Path(package).name for package in listed["packages"]}
+    assert packages == {"core_runner", "model_states", "model_states_decoder"}
+    for package in packages:
+        assert f"{package}/py.typed" in names
+    assert not [name for name in names if name.endswith((".pyc", ".log")) or "/tests/" in name]
+
+
+def test_wheel_holds_every_source_and_data_file(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for root in (REPOSITORY, REPOSITORY / "plugins"):
+        for package in ("core_runner", "model_states", "model_states_decoder"):
+            for path in sorted((root / package).rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+                    assert path.relative_to(root).as_posix() in names
+
+
+def test_wheel_holds_the_embedded_model(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert f"model_states_decoder/embedded_model/{file}" in names
+
+
+def test_installed_wheels_are_found_through_their_entry_points(installed, tmp_path):
+    command = "from core_runner.cli import main; main()"
+    rows = json.loads(run_installed(installed, tmp_path, "-c", command, "plugins", "--strict", "--json"))
+    found = {row["name"]: (row["distribution"], row["version"], row["status"]) for row in rows}
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert found["decoder"] == ("core-runner", version, "ok")
+    assert found["toy"] == ("core-runner-toy", "0.1.0", "ok")
+
+
+SERVE_TOY = """
+from pathlib import Path
+import core_runner, core_runner_toy, model_states
+from core_runner import LLM, SamplingParams
+from core_runner_toy.checkpoint import expected_tokens, write_checkpoint
+
+model = write_checkpoint(Path("toy-model"))
+llm = LLM(str(model), device="cpu", max_num_batched_tokens=8, max_num_reqs=2)
+prompts = [[3, 1, 4, 1, 5], list(range(20))]
+outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12))
+for prompt, output in zip(prompts, outputs, strict=True):
+    assert list(output.outputs[0].token_ids) == expected_tokens(prompt, 12)
+for package in (core_runner, core_runner_toy, model_states):
+    print(package.__file__)
+print("served", llm.engine.runner.model_state.name)
+"""
+
+
+def test_an_architecture_the_core_never_heard_of_is_served_from_wheels(installed, tmp_path):
+    *files, served = run_installed(installed, tmp_path, "-c", SERVE_TOY).splitlines()
+    assert served == "served toy"
+    assert len(files) == 3
+    assert all(Path(file).is_relative_to(installed) for file in files)
