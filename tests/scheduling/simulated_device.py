@@ -129,7 +129,9 @@ class SimulatedDevice:
         admitted = {new.slot for new in output.new_requests}
         assert admitted <= set(slots), "an admission without tokens"
         for group, table in zip(self.groups, self.tables, strict=True):
-            users = np.bincount(np.concatenate([table[s][table[s] > 0] for s in self.rows] or [[0]]).astype(int))
+            users = np.bincount(
+                np.concatenate([table[s][table[s] > 0] for s in self.rows] or [[0]]).astype(int)
+            )
             written: list[int] = []
             for slot, count in zip(slots, output.num_scheduled_tokens.tolist(), strict=True):
                 first = self.rows[slot].num_computed
@@ -204,7 +206,9 @@ class SimulatedDevice:
             seen = np.arange(first, position)
             blocks = table[slot, seen // group.block_size]
             assert (blocks > 0).all(), f"{row.new.req_id}: a visible position has no block"
-            wrong = cache[blocks, seen % group.block_size] != np.array(row.signatures[first:position], np.int64)
+            wrong = cache[blocks, seen % group.block_size] != np.array(
+                row.signatures[first:position], np.int64
+            )
             assert not wrong.any(), f"{row.new.req_id}: positions {seen[wrong][:4]} hold something else"
         self._write(slot, position, signature)
         self.num_computed_tokens += 1
