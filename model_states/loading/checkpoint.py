@@ -29,7 +29,9 @@ def load_checkpoint_config(model: str, *, trust_remote_code: bool = False) -> Ch
     _refuse_remote_code(model, raw, known, trust_remote_code)
     hf_config = None
     if known or (trust_remote_code and "auto_map" in raw):
-        hf_config = _load_hf_config(model, raw, trust_remote_code)
+        # Remote code lies beside config.json on the hub, so it is asked for under the model's own name.
+        source = model if trust_remote_code and "auto_map" in raw else str(path.parent)
+        hf_config = _load_hf_config(model, source, raw, trust_remote_code)
         check_rope(model, hf_config, raw)
         _lift_tie_flag(raw, hf_config)
     return CheckpointConfig(
@@ -57,11 +59,11 @@ def _refuse_remote_code(model: str, raw: Mapping[str, Any], known: bool, trusted
         )
 
 
-def _load_hf_config(model: str, raw: Mapping[str, Any], trust_remote_code: bool) -> Any:
+def _load_hf_config(model: str, source: str, raw: Mapping[str, Any], trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:
         # transformers raises many kinds here: its field validators, KeyError for rope fields, import errors.
         raise CheckpointError(
@@ -72,7 +74,10 @@ def _load_hf_config(model: str, raw: Mapping[str, Any], trust_remote_code: bool)
 
 def _lift_tie_flag(raw: Mapping[str, Any], hf_config: Any) -> None:
     """Honour a tie flag that stands in the nested text config alone; transformers asks the outer one."""
-    text_config = hf_config.get_text_config(decoder=True)
+    try:
+        text_config = hf_config.get_text_config(decoder=True)
+    except ValueError:
+        return  # several text configs: none of them speaks for the whole model
     if "tie_word_embeddings" in raw or text_config is hf_config:
         return
     for key, nested in raw.items():
