@@ -53,6 +53,20 @@ def test_keeps_what_sorting_keeps(device, vocab_size, dtype, kernel):
         assert got[row] == kept_ids(logits[row, :vocab_size].tolist(), params), params
 
 
+@pytest.mark.parametrize("scale", [3.0, 0.1])
+@pytest.mark.parametrize("lanes", [16, 64])
+def test_lanes_that_hide_ids_are_searched_again(device, monkeypatch, lanes, scale):
+    """With few lanes most of the kept ids are not among a lane's four largest."""
+    monkeypatch.setattr(op, "_MIN_LANES", lanes)
+    monkeypatch.setattr(op, "_MAX_LANES", lanes)
+    logits = random_logits(len(OPTIONS), 150, torch.float32, device, scale)
+    # The best ids share one lane, which then hides all but four of them.
+    logits[:, 3:131:lanes] += 8 * scale
+    got = kept(op.top_k_top_p_triton, logits, 150, OPTIONS)
+    for row, params in enumerate(OPTIONS):
+        assert got[row] == kept_ids(logits[row, :150].tolist(), params), params
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     "params",
