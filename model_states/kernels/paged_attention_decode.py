@@ -9,9 +9,9 @@ with h' = h // (num_heads // num_kv_heads), cap(x) = soft_cap * tanh(x / soft_ca
 block block_table[b, p // block_size], offset p % block_size. Tokens at or past query_start_loc[-1] get zeros.
 Other rows are not touched. Shapes are those of `AttentionBackend.attend`; out is contiguous.
 
-The keys of a row are cut into up to `num_splits` parts, and the query heads of one kv head share a program, so
-each key is read once. A row of one part is finished by the first kernel; the second joins the others: with m_i,
-l_i, a_i the maximum, sum and weighted values of part i and m the largest m_i (or the sink),
+The keys of a row are cut into up to `num_splits` parts. The query heads of one kv head share a program, so that
+each key is read once. A row of one part is finished by the first kernel, the second joins the others: with
+m_i, l_i, a_i the maximum, sum and weighted values of part i and m the largest m_i (or the sink),
 
     out = sum_i exp(m_i - m) a_i / (sum_i exp(m_i - m) l_i + exp(sinks[h] - m))
 """
@@ -307,7 +307,13 @@ def paged_attention_decode_triton(
     _paged_attention_decode_kernel[grid](
         *(out, part_out, part_max, part_sum, query, key_cache, value_cache, *lengths),
         *(metadata.block_table, sinks_or_any, num_reqs, num_tokens, *limits),
-        *(metadata.block_table.stride(0), query.stride(0), query.stride(1), spec.scale, spec.soft_cap or 0.0),
+        *(
+            metadata.block_table.stride(0),
+            query.stride(0),
+            query.stride(1),
+            spec.scale,
+            float(spec.soft_cap or 0),
+        ),
         NUM_KV_HEADS=spec.num_kv_heads,
         HEAD_SIZE=spec.head_size,
         BLOCK_SIZE=key_cache.shape[1],

@@ -11,8 +11,8 @@ get zeros. Rows of one query are not touched. Shapes as in `AttentionBackend.att
 
 The queries are cut into tiles of `tile` tokens of one row: tile j of row b is program
 query_start_loc[b] // tile + b + j. These ranges never overlap, so num_tokens // tile + num_reqs programs are
-enough for whatever the lengths are, and the grid depends on padded sizes alone. Query heads of one kv head share
-a program where their number is even.
+enough for whatever the lengths are, and the grid depends on padded sizes alone. Query heads of one kv head
+share a program where their number is even.
 """
 
 from __future__ import annotations
@@ -196,18 +196,19 @@ class PrefillConfig:
 
 def prefill_config(max_query_len: int, spec: AttentionSpec, itemsize: int) -> PrefillConfig:
     """A cut for head sizes and element size (bytes), smaller where even the longest row has few queries."""
-    wide = max(spec.head_size, spec.head_size_v) > 128
+    size = max(spec.head_size, spec.head_size_v)
     if itemsize == 4:
-        # fp32 products run on the plain cores, unrolled: larger tiles only spill and take minutes to compile.
-        return PrefillConfig(
-            block_m=16 if wide else 32, block_n=16 if wide else 32, num_warps=4, num_stages=2
-        )
+        # fp32 products run on the plain cores, unrolled: larger tiles spill and take long to compile.
+        block = 32 if size <= 64 else 16
+        return PrefillConfig(block, block, num_warps=4, num_stages=2)
     pairs = max_query_len * packed_heads(spec)
     if pairs <= 16:
-        return PrefillConfig(block_m=16, block_n=32 if wide else 64, num_warps=4, num_stages=3)
-    if wide or pairs <= 64:
-        return PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=2 if wide else 3)
-    return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3)
+        return PrefillConfig(16, 32 if size > 128 else 64, num_warps=4, num_stages=3)
+    if size > 128:
+        return PrefillConfig(128, 32, num_warps=8, num_stages=2)
+    if pairs <= 64:
+        return PrefillConfig(64, 64, num_warps=4, num_stages=3)
+    return PrefillConfig(128, 64, num_warps=8, num_stages=3)
 
 
 def packed_heads(spec: AttentionSpec) -> int:
@@ -241,7 +242,13 @@ def paged_attention_prefill_triton(
             metadata.block_table,
         ),
         *(sinks if sinks is not None else query, num_reqs, num_tokens, spec.sliding_window or 0),
-        *(metadata.block_table.stride(0), query.stride(0), query.stride(1), spec.scale, spec.soft_cap or 0.0),
+        *(
+            metadata.block_table.stride(0),
+            query.stride(0),
+            query.stride(1),
+            spec.scale,
+            float(spec.soft_cap or 0),
+        ),
         NUM_HEADS=spec.num_heads,
         NUM_KV_HEADS=spec.num_kv_heads,
         HEAD_SIZE=spec.head_size,

@@ -74,6 +74,7 @@ def _fill(case: Case, gen: torch.Generator) -> tuple[torch.Tensor, ...] | Any:
         value = torch.randn(seq_len, case.num_kv_heads, case.head_size_v, generator=gen).to(case.dtype)
         # Blocks behind the window of the first query were given back: their entries are the null block.
         seen_from = 0 if case.window is None else max(0, seq_len - query_len - case.window + 1)
+        table[row, needed[row] :] = 10**6  # what lies past the sequence is not looked up
         for index in range(seen_from // case.block_size, needed[row]):
             table[row, index] = free.pop()
         for pos in range(seen_from // case.block_size * case.block_size, seq_len):
