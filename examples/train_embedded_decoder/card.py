@@ -4,7 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from grammar import HELDOUT_SHARE, heldout_json
+from grammar import HELDOUT_SHARE
+
+RESULTS = Path(__file__).parent / "results"
 
 CARD = """\
 ---
@@ -29,30 +31,34 @@ Use it to see that an engine works, and for nothing that matters.
 
 ## Figures
 
-Held-out accuracy, by `evaluate.py` on {eval_device}, torch {eval_torch}, transformers
-{eval_transformers}, {dtype}, greedy. An answer is right if it equals the only right one to the
-character.
+Held-out accuracy, by `evaluate.py`, greedy, with transformers' own model. An answer is right if it
+equals the only right one to the character. "GPU" is {gpu_device} in {gpu_dtype} (torch {gpu_torch},
+transformers {gpu_transformers}), "CPU" is {cpu_dtype} (torch {cpu_torch}, transformers
+{cpu_transformers}).
 
-| task | examples | accuracy | as text | as chat |
-|---|--:|--:|--:|--:|
+| task | examples | GPU | GPU, as text | GPU, as chat | CPU |
+|---|--:|--:|--:|--:|--:|
 {rows}
-| **mean of the tasks** | {total} | {mean:.1%} | | |
+| **mean of the tasks** | {total} | {gpu_mean:.1%} | | | {cpu_mean:.1%} |
 
-Held-out loss, in nats a token: {loss_documents:.4f} over {tokens_documents:,} tokens of answers and
-stories, {loss_stories:.4f} over {tokens_stories:,} tokens of stories (a story's names and places
-are drawn at random, which no model can foresee).
+Where a task hides an easy and a hard part (CPU): {groups}. GROUPNOTE
+
+Held-out loss in nats a token, over {tokens_documents:,} tokens of answers and stories:
+{gpu_documents:.4f} on the GPU, {cpu_documents:.4f} on the CPU; over {tokens_stories:,} tokens of
+stories alone: {gpu_stories:.4f} and {cpu_stories:.4f}. (A story's names and places are drawn at
+random, which no model can foresee.)
 
 Held out means: one in {heldout_share} of all task contents, by a hash of the content (for a sum,
 its operands in either order), and never in the training text in any form. Facts are the exception:
 each fact is trained in one phrasing, and what is held out is other phrasings of it.
 
-`heldout.json` beside this file has a few examples of each task. The prompt of a text example is
-followed by a space, the answer and a newline; that of a chat example is the user's message, for the
-chat template.
+`heldout.json` beside this file has a few examples of each task: the prompt (a chat example's is the
+user's message, for the chat template), the right `answer`, and `reference`, what this checkpoint
+says with transformers on a CPU in float32, up to the end of a text example's line or a chat turn.
 
 ## Samples
 
-Greedy, from fixed prompts; none was left out.
+Greedy, on the GPU, from fixed prompts; none was left out.
 
 {samples}
 
@@ -82,14 +88,30 @@ def _sample(row: dict) -> str:
     return f"{kind}: `{row['prompt']}`\n\n{_quoted(row['completion'])}"
 
 
-def _task_row(task: str, result: dict) -> str:
-    shares = " | ".join(f"{result[key]:.1%}" for key in ("accuracy", "text", "chat"))
-    return f"| {task} | {result['examples']} | {shares} |"
+def _task_row(task: str, gpu: dict, cpu: dict) -> str:
+    shares = " | ".join(f"{gpu[key]:.1%}" for key in ("accuracy", "text", "chat"))
+    return f"| {task} | {gpu['examples']} | {shares} | {cpu['accuracy']:.1%} |"
 
 
-def render(train: dict, evaluation: dict, config: dict, num_bytes: int) -> str:
+def _groups(tasks: dict) -> str:
+    return "; ".join(
+        f"{task}, {name}, {share:.1%} of {count}"
+        for task, result in tasks.items()
+        if len(result["groups"]) > 1
+        for name, (count, share) in result["groups"].items()
+    )
+
+
+def _figures(name: str, evaluation: dict) -> dict:
+    tasks = evaluation["tasks"].values()
+    figures = {key: evaluation[key] for key in ("device", "dtype", "torch", "transformers")}
+    figures |= {kind: loss["nats_per_token"] for kind, loss in evaluation["loss"].items()}
+    figures["mean"] = sum(result["accuracy"] for result in tasks) / len(tasks)
+    return {f"{name}_{key}": value for key, value in figures.items()}
+
+
+def render(train: dict, gpu: dict, cpu: dict, config: dict, num_bytes: int) -> str:
     """The card's text."""
-    tasks = evaluation["tasks"]
     shape = (
         f"{config['num_hidden_layers']} layers, width {config['hidden_size']}, "
         f"{config['num_attention_heads']} heads of {config['head_dim']}, "
@@ -97,22 +119,18 @@ def render(train: dict, evaluation: dict, config: dict, num_bytes: int) -> str:
     )
     return CARD.format(
         **train,
+        **_figures("gpu", gpu),
+        **_figures("cpu", cpu),
         millions=train["parameters"] / 1e6,
         megabytes=num_bytes / 1e6,
         tokens_m=train["tokens"] / 1e6,
-        eval_device=evaluation["device"],
-        eval_torch=evaluation["torch"],
-        eval_transformers=evaluation["transformers"],
-        dtype=evaluation["dtype"],
-        rows="\n".join(_task_row(task, result) for task, result in tasks.items()),
-        total=sum(result["examples"] for result in tasks.values()),
-        mean=sum(result["accuracy"] for result in tasks.values()) / len(tasks),
-        loss_documents=evaluation["loss"]["documents"]["nats_per_token"],
-        tokens_documents=evaluation["loss"]["documents"]["tokens"],
-        loss_stories=evaluation["loss"]["stories"]["nats_per_token"],
-        tokens_stories=evaluation["loss"]["stories"]["tokens"],
+        rows="\n".join(_task_row(task, result, cpu["tasks"][task]) for task, result in gpu["tasks"].items()),
+        total=sum(result["examples"] for result in gpu["tasks"].values()),
+        groups=_groups(cpu["tasks"]),
+        tokens_documents=gpu["loss"]["documents"]["tokens"],
+        tokens_stories=gpu["loss"]["stories"]["tokens"],
         heldout_share=HELDOUT_SHARE,
-        samples="\n\n".join(_sample(row) for row in evaluation["samples"]),
+        samples="\n\n".join(_sample(row) for row in gpu["samples"]),
         shape=shape,
     )
 
@@ -121,14 +139,15 @@ def main() -> None:
     """Write README.md and heldout.json into the checkpoint's folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--results", type=Path, help="folder of train.json and eval.json")
+    parser.add_argument("--train", type=Path, default=RESULTS / "train.json")
+    parser.add_argument("--gpu", type=Path, default=RESULTS / "eval_gpu_bfloat16.json")
+    parser.add_argument("--cpu", type=Path, default=RESULTS / "eval_cpu_float32.json")
     args = parser.parse_args()
-    results = args.results or args.checkpoint
-    files = (results / "train.json", results / "eval.json", args.checkpoint / "config.json")
-    train, evaluation, config = (json.loads(file.read_text()) for file in files)
+    files = (args.train, args.gpu, args.cpu, args.checkpoint / "config.json")
+    train, gpu, cpu, config = (json.loads(file.read_text()) for file in files)
     size = (args.checkpoint / "model.safetensors").stat().st_size
-    (args.checkpoint / "README.md").write_text(render(train, evaluation, config, size))
-    (args.checkpoint / "heldout.json").write_text(heldout_json())
+    (args.checkpoint / "README.md").write_text(render(train, gpu, cpu, config, size))
+    (args.checkpoint / "heldout.json").write_text(json.dumps(cpu["heldout"], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 import transformers
 from data import batches
-from grammar import documents, heldout_examples, stories, text_prompt
+from grammar import documents, heldout_examples, shipped_examples, stories, text_prompt
 from model import batch_hidden, token_losses
 from tasks import CHECKED, Example
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from words import COMMON
 
 SAMPLES = (
     ("Once upon a time", False),
@@ -54,6 +55,16 @@ def is_right(example: Example, completion: str) -> bool:
     return said.strip() == example.answer
 
 
+def group_of(example: Example) -> str:
+    """A finer name where a task hides an easy and a hard half."""
+    if example.task == "reverse":
+        return "dictionary word" if example.answer[::-1] in COMMON else "made-up word"
+    if example.task == "passage":
+        question = example.prompt.removesuffix("\nAnswer:").replace("\n", " ").split(". ")[-1]
+        return "what colour" if "colour" in question else "who" if "Who" in question else "what"
+    return "all"
+
+
 def task_accuracy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: str, count: int, batch_size: int
 ) -> dict:
@@ -61,11 +72,13 @@ def task_accuracy(
     examples = heldout_examples(task, count)
     budget = max(len(tokenizer(e.answer)["input_ids"]) for e in examples) + 6
     right: dict[bool, list[bool]] = {False: [], True: []}
+    groups: dict[str, list[bool]] = {}
     wrong = []
     for chunk in _chunks(examples, batch_size):
         completions = complete(model, tokenizer, [text_prompt(e) for e in chunk], budget)
         for example, completion in zip(chunk, completions, strict=True):
             right[example.chat].append(is_right(example, completion))
+            groups.setdefault(group_of(example), []).append(right[example.chat][-1])
             if not right[example.chat][-1]:
                 wrong.append([example.prompt[-80:], example.answer, completion.strip()[:80]])
     return {
@@ -73,6 +86,7 @@ def task_accuracy(
         "accuracy": _share(right[False] + right[True]),
         "text": _share(right[False]),
         "chat": _share(right[True]),
+        "groups": {name: [len(values), _share(values)] for name, values in sorted(groups.items())},
         "wrong": wrong[:4],
     }
 
@@ -108,6 +122,18 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[d
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         out.append({"prompt": prompt, "chat": chat, "completion": complete(model, tokenizer, [text], 220)[0]})
     return out
+
+
+def shipped_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[dict]:
+    """The rows of heldout.json: what to ask, what is right, and what this model says, one request at a time."""
+    rows = []
+    for example in shipped_examples():
+        budget = len(tokenizer(example.answer)["input_ids"]) + 6
+        said = complete(model, tokenizer, [text_prompt(example)], budget)[0]
+        said = (said if example.chat else said.split("\n")[0]).strip()
+        row = {"task": example.task, "chat": example.chat, "prompt": example.prompt}
+        rows.append(row | {"answer": example.answer, "reference": said})
+    return rows
 
 
 def main() -> None:
@@ -149,6 +175,7 @@ def main() -> None:
             flush=True,
         )
         print("    " + "\n    ".join(map(str, result["wrong"][:2])), flush=True)
+    report["heldout"] = shipped_answers(model, tokenizer)
     report["samples"] = sample(model, tokenizer)
     report["seconds"] = round(time.perf_counter() - started, 1)
     (args.out or args.checkpoint / "eval.json").write_text(json.dumps(report, indent=1) + "\n")

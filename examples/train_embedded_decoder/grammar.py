@@ -5,7 +5,6 @@ because a segment never ends inside a word, and weighs its tokens in the loss: a
 full, prompts little (a random number cannot be predicted, and a small model should not try).
 """
 
-import json
 import random
 import sys
 import zlib
@@ -141,17 +140,14 @@ def heldout_examples(task: str, count: int = 20, seed: int = 0) -> list[Example]
     return list(found.values())
 
 
-def heldout_json(per_task: int = 4, max_prompt_chars: int = 1200) -> str:
-    """The small file that the package ships: short enough to read, and every task in it."""
-    rows = []
+def shipped_examples(per_task: int = 4, max_prompt_chars: int = 1200) -> list[Example]:
+    """The held-out examples that the package ships: few enough to read, and every task in text and in chat."""
+    chosen = []
     for task in CHECKED:
         short = [e for e in heldout_examples(task, 40, seed=1) if len(e.prompt) <= max_prompt_chars]
         kinds = ([e for e in short if not e.chat], [e for e in short if e.chat])
-        for example in (e for kind in kinds for e in kind[: (per_task + 1) // 2]):
-            rows.append(
-                {"task": task, "chat": example.chat, "prompt": example.prompt, "answer": example.answer}
-            )
-    return json.dumps(rows, indent=1) + "\n"
+        chosen += [example for kind in kinds for example in kind[: (per_task + 1) // 2]]
+    return chosen
 
 
 if __name__ == "__main__":
