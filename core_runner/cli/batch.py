@@ -87,7 +87,8 @@ def run_batch(llm: LLM, rows: Iterable[Row], num_rows: int, results: ResultsFile
         closing(run_rows(llm, todo)) as finished,
     ):
         for result in finished:
-            clock.tick()
+            if result is None or result["token_ids"]:
+                clock.tick()
             if result is not None:
                 results.write(result)
                 num_failed += result["finish_reason"] == "error"
@@ -134,9 +135,4 @@ def _run_window(llm: LLM, ready: list[tuple[Row, Any]]) -> Generator[dict[str, A
                 yield None
                 continue
             row = ready[delta.request_index][0]
-            refused = not delta.output.outputs
-            yield (
-                error_row(row.id, f"line {row.line}: {delta.output.error}")
-                if refused
-                else output_row(row.id, delta.output)
-            )
+            yield output_row(row, delta.output)

@@ -99,7 +99,7 @@ sampling_options = _section(
         "--max-tokens",
         type=int,
         metavar="N",
-        default=128,
+        default=256,
         show_default=True,
         help="Most tokens to generate.",
     ),

@@ -111,11 +111,12 @@ def _prompt_field(fields: dict[str, Any]) -> str:
             f"a row has exactly one of {', '.join(_PROMPT_FIELDS)}; this one has {present or 'none'}"
         )
     kind, value = present[0], fields[present[0]]
-    wanted = str if kind == "prompt" else list
-    if not isinstance(value, wanted):
-        raise RequestError(
-            f"{kind} must be a {'text' if wanted is str else 'list'}, not {type(value).__name__}"
-        )
+    if kind == "prompt" and not isinstance(value, str):
+        raise RequestError(f"prompt must be a text, not {type(value).__name__}")
+    if kind != "prompt" and not isinstance(value, list):
+        raise RequestError(f"{kind} must be a list, not {type(value).__name__}")
+    if kind == "prompt_token_ids" and any(type(token_id) is not int for token_id in value):
+        raise RequestError("prompt_token_ids must be a flat list of integers")
     return kind
 
 
@@ -132,11 +133,14 @@ def error_row(row_id: RowId, message: str) -> dict[str, Any]:
     }
 
 
-def output_row(row_id: RowId, output: RequestOutput) -> dict[str, Any]:
-    """The output row of a finished request."""
-    completion = output.outputs[0]
-    row: dict[str, Any] = {
-        "id": row_id,
+def output_row(row: Row, output: RequestOutput) -> dict[str, Any]:
+    """The output row of a finished or refused request."""
+    completion, error = output.outputs[0], output.error
+    if error is not None:
+        # The row's own name says more than the one that the engine gave it.
+        error = f"line {row.line}: {error.removeprefix(f'request {output.request_id!r}: ')}"
+    result: dict[str, Any] = {
+        "id": row.id,
         "text": completion.text,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
@@ -145,11 +149,11 @@ def output_row(row_id: RowId, output: RequestOutput) -> dict[str, Any]:
             "completion_tokens": len(completion.token_ids),
             "cached_tokens": output.num_cached_tokens,
         },
-        "error": output.error,
+        "error": error,
     }
     if completion.logprobs is not None:
-        row["logprobs"] = [logprob_items(position) for position in completion.logprobs]
-    return row
+        result["logprobs"] = [logprob_items(position) for position in completion.logprobs]
+    return result
 
 
 def logprob_items(position: Any) -> list[dict[str, Any]]:

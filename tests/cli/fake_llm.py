@@ -50,8 +50,10 @@ class FakeLLM:
         self.streams.append(list(prompts))
         self.params += params
         for i in refused:
+            completion = CompletionOutput(0, "", [], "error")
+            error = f"request 'r': {EMPTY}"
             yield TextDelta(
-                i, "", [], "error", RequestOutput("r", prompts[i], [], finished=True, error=EMPTY)
+                i, "", [], "error", RequestOutput("r", prompts[i], [], [completion], True, 0, error)
             )
         running = {i: iter(self._pieces(p)) for i, p in enumerate(prompts) if i not in refused}
         texts = dict.fromkeys(running, "")

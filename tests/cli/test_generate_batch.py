@@ -48,6 +48,8 @@ BAD_ROWS = {
     '{"id": "b"}': "this one has none",
     '{"prompt": 3}': "prompt must be a text, not int",
     '{"prompt_token_ids": "a"}': "must be a list, not str",
+    '{"prompt_token_ids": [1, [2]]}': "a flat list of integers",
+    '{"prompt_token_ids": [1, true]}': "a flat list of integers",
     '{"prompt": "a", "temperature": -1}': "temperature=-1",
     '{"prompt": "a", "temperature": "hot"}': "temperature='hot'",
     '{"prompt": "a", "stop": 3}': "stop",
@@ -70,13 +72,14 @@ def test_a_bad_row_becomes_a_row_and_the_others_run(run, jsonl, tmp_path, bad):
     (failed,) = [row for row in out.values() if row["error"]]
     assert BAD_ROWS[bad] in failed["error"]
     assert failed["error"].startswith("line 2: ")
+    assert "request 'r'" not in failed["error"]
     assert (failed["text"], failed["token_ids"], failed["finish_reason"]) == ("", [], "error")
 
 
 def test_a_request_that_fails_later_is_a_row_too(run, jsonl, tmp_path):
     run("--input", jsonl([{"prompt": "a nan"}, {"prompt": "b"}]), "--output", tmp_path / "o")
     out = {row["id"]: row for row in read_rows(tmp_path / "o")}
-    assert (out[1]["error"], out[1]["finish_reason"]) == ("the logits hold NaN", "error")
+    assert (out[1]["error"], out[1]["finish_reason"]) == ("line 1: the logits hold NaN", "error")
     assert (out[2]["error"], out[2]["text"]) == (None, "b ")
 
 

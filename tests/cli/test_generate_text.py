@@ -74,7 +74,7 @@ def test_options_reach_the_request_and_the_rest_is_the_models(run, llm_class):
     assert (params.temperature, params.top_p, params.ignore_eos) == (0.5, 0.9, True)
     run("a", "--temperature", 0)
     (params,) = llm_class.last.params
-    assert (params.temperature, params.ignore_eos, params.max_tokens) == (0.0, False, 128)
+    assert (params.temperature, params.ignore_eos, params.max_tokens) == (0.0, False, 256)
 
 
 def test_only_given_model_options_are_passed_on(run, llm_class):
