@@ -31,7 +31,7 @@ class DefaultSampler:
         The logits are not changed. Nothing waits for the device. The two logprob fields have
         1 + min(n, vocab_size) columns, n being the largest count asked for in the batch.
         """
-        if logits.stride(-1) != 1:
+        if logits.stride(-1) != 1:  # kernels take any stride of rows, but columns side by side
             logits = logits.contiguous()
         num_logits = logits.shape[0]
         output = SamplerOutput(
@@ -42,6 +42,7 @@ class DefaultSampler:
             rows = self.states.rows(batch, num_logits)
             thresholds = self._thresholds(logits, rows, batch)
             gumbel_argmax(logits, self.vocab_size, rows, TARGET, thresholds, output.token_ids, output.failed)
+        # Asked of the host's mirrors: reading the device here would wait for it.
         num_logprobs = int(self.states.num_logprobs_np[batch.idx_mapping_np].max(initial=-1))
         if num_logprobs >= 0:
             self._add_logprobs(logits, num_logprobs, output)

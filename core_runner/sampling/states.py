@@ -27,6 +27,7 @@ class SamplerStates:
 
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:
         self.max_num_reqs = max_num_reqs
+        # One table rather than five tensors: an admission is one run of values and one kernel.
         self._table = StagedTensor((max_num_reqs + 1, _COLUMNS), torch.int32, device)
         floats = self._table.tensor.view(torch.float32)
         self.temperature = floats[:, _TEMPERATURE]

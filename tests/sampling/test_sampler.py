@@ -18,6 +18,7 @@ def twin(request, monkeypatch):
     """Both implementations of every kernel, whatever the device."""
     for module in (gumbel_argmax, logprobs, top_k_top_p):
         monkeypatch.setattr(module, "use_triton", lambda tensor: request.param == "triton")
+    return request.param
 
 
 def close_logits(num_rows, vocab_size, device, seed=0):
@@ -108,19 +109,21 @@ def test_batch_order_does_not_matter(device):
     torch.testing.assert_close(other.logprob_values[:, 0], base.logprob_values[order, 0])
 
 
-@pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_tiny_temperatures_sample_the_best_id(device, dtype):
+def test_tiny_temperatures_sample_the_best_id(device, dtype, twin):
     row = torch.tensor([2.875, 2.9551, 11.0625, -2.4473], dtype=dtype, device=device)
-    params = [Params(temperature=t, seed=i, **f) for i, t in enumerate(TINY_TEMPERATURES) for f in FEATURES]
+    # The interpreter takes a tenth of a second for a row with a filter.
+    interpreted = twin == "triton" and device.type == "cpu"
+    temperatures = TINY_TEMPERATURES[1::3] if interpreted else TINY_TEMPERATURES
+    params = [Params(temperature=t, seed=i, **f) for i, t in enumerate(temperatures) for f in FEATURES]
     together = sample(row.repeat(len(params), 1), params)
     assert together.token_ids.tolist() == [2] * len(params)
     assert not together.failed.any()
     assert torch.isfinite(together.logprob_values).all()
     # One feature alone in the batch is a path of its own.
-    for i, feature in enumerate(FEATURES):
-        alone = sample(row.repeat(len(TINY_TEMPERATURES), 1), params[i :: len(FEATURES)])
-        assert alone.token_ids.tolist() == [2] * len(TINY_TEMPERATURES)
+    for i, feature in enumerate(FEATURES if not interpreted else FEATURES[:1]):
+        alone = sample(row.repeat(len(temperatures), 1), params[i :: len(FEATURES)])
+        assert alone.token_ids.tolist() == [2] * len(temperatures)
         assert (alone.logprob_values is not None) == ("logprobs" in feature)
 
 
@@ -134,7 +137,7 @@ def test_huge_temperature_is_uniform_and_finite(device):
 @pytest.mark.usefixtures("twin")
 def test_bad_rows_fail_alone(device):
     logits = close_logits(5, 40, device)
-    params = [Params(seed=i, temperature=0.9 * (i != 3), top_k=7, top_p=0.9, logprobs=2) for i in range(5)]
+    params = [Params(seed=i, temperature=0.9 * (i != 3), top_k=7 * (i < 2), logprobs=2) for i in range(5)]
     before = sample(logits, params)
     logits[1, 39], logits[3] = float("nan"), -float("inf")
     after = sample(logits, params)
@@ -190,7 +193,7 @@ def test_requests_without_logits_rows(device):
 
 @pytest.mark.usefixtures("twin")
 def test_padding_columns_and_strides_change_nothing(device):
-    params = [Params(seed=i, top_k=5, top_p=0.9, logprobs=2) for i in range(3)]
+    params = [Params(seed=0, top_k=5, logprobs=2), Params(seed=1, top_p=0.9), Params(temperature=0)]
     base = close_logits(3, 40, device)
     expected = sample(base, params)
     wide = torch.full((3, 64), 1e4, device=device)

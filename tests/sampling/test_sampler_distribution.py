@@ -76,8 +76,8 @@ def test_neighbouring_positions_are_independent(device):
 
 def test_a_large_vocabulary_with_a_rare_tail(device):
     """Mass of many rare ids together: coarse noise would lose it."""
-    logits = [0.0] + [-9.0] * 4095
-    ids = draw([Params(seed=11)], range(3000), device, logits=logits)
+    logits = [0.0] + [-9.0] * 2047
+    ids = draw([Params(seed=11)], range(2000), device, logits=logits)
     probability = exact_probabilities(Params(), logits=logits)[0]
     counts = torch.tensor([int((ids == 0).sum()), int((ids > 0).sum())])
     check(counts, torch.stack([probability, 1 - probability]))

@@ -44,8 +44,17 @@ def random_logits(num_rows, vocab_size, dtype, device, scale=3.0):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocab_size", [1, 31, 1000, 1025])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [
+        (1, torch.float32),
+        (31, torch.bfloat16),
+        (31, torch.float32),
+        (1000, torch.float16),
+        (1025, torch.bfloat16),
+        (1025, torch.float32),
+    ],
+)
 def test_keeps_what_sorting_keeps(device, vocab_size, dtype, kernel):
     logits = random_logits(len(OPTIONS), vocab_size, dtype, device)
     got = kept(kernel, logits, vocab_size, OPTIONS)
@@ -54,17 +63,17 @@ def test_keeps_what_sorting_keeps(device, vocab_size, dtype, kernel):
 
 
 @pytest.mark.parametrize("scale", [3.0, 0.1])
-@pytest.mark.parametrize("lanes", [16, 64])
-def test_lanes_that_hide_ids_are_searched_again(device, monkeypatch, lanes, scale):
-    """With few lanes most of the kept ids are not among a lane's four largest."""
-    monkeypatch.setattr(op, "_MIN_LANES", lanes)
-    monkeypatch.setattr(op, "_MAX_LANES", lanes)
-    logits = random_logits(len(OPTIONS), 150, torch.float32, device, scale)
-    # The best ids share one lane, which then hides all but four of them.
-    logits[:, 3:131:lanes] += 8 * scale
-    got = kept(op.top_k_top_p_triton, logits, 150, OPTIONS)
-    for row, params in enumerate(OPTIONS):
-        assert got[row] == kept_ids(logits[row, :150].tolist(), params), params
+def test_lanes_that_hide_ids_are_searched_again(device, monkeypatch, scale):
+    """With few lanes, most of the kept ids are not among the four largest of a lane."""
+    monkeypatch.setattr(op, "_MIN_LANES", 16)
+    monkeypatch.setattr(op, "_MAX_LANES", 16)
+    options = OPTIONS[1:6]
+    logits = random_logits(len(options), 90, torch.float32, device, scale)
+    # The six best ids share one lane, which then hides two of them.
+    logits[:, 3:90:16] += 8 * scale
+    got = kept(op.top_k_top_p_triton, logits, 90, options)
+    for row, params in enumerate(options):
+        assert got[row] == kept_ids(logits[row, :90].tolist(), params), params
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -122,10 +131,10 @@ def test_extreme_temperatures(device, kernel, temperature):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_rows_of_nan_and_infinities_harm_no_other(device, kernel):
-    logits = random_logits(4, 1000, torch.float32, device).clone()
+    logits = random_logits(4, 300, torch.float32, device).clone()
     params = [Params(top_k=9, top_p=0.8)] * 4
-    before = run(kernel, logits, 1000, params)
-    logits[0, 500], logits[1, :1000], logits[2, 7] = float("nan"), -INF, INF
-    after = kept(kernel, logits, 1000, params)
-    assert after[2] == [7]
-    assert run(kernel, logits, 1000, params)[3] == before[3]
+    before = run(kernel, logits, 300, params)
+    logits[0, 299], logits[1, :300], logits[2, 7] = float("nan"), -INF, INF
+    after = run(kernel, logits, 300, params)
+    assert (logits[2, :300] >= after[2]).nonzero().tolist() == [[7]]
+    assert after[3] == before[3]

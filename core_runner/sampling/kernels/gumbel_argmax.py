@@ -96,6 +96,7 @@ def _partial_kernel(
         bits = noise_bits(seed, position, block * (BLOCK // 4), purpose, BLOCK // 4)
         score += temperature * gumbel_from_bits(bits)
 
+    # The row fails anyway; a NaN must not decide what the maximum is.
     score = tl.where(score != score, -float("inf"), score)
     best, index = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(part_scores + row * part_stride + block, best)

@@ -49,6 +49,7 @@ def _logprobs_kernel(
     base = logits + row * logits_stride
     column = tl.arange(0, IDS)
     wanted = column < num_ids
+    # Read before the pass, which then counts the larger logits as it goes.
     chosen = tl.load(base + tl.load(ids + row * ids_stride + column, mask=wanted, other=0)).to(tl.float32)
     first = tl.load(base + tl.load(ids + row * ids_stride)).to(tl.float32)
 

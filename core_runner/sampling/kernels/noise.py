@@ -56,6 +56,7 @@ def noise_bits_torch(
 
     seeds, positions: int64 [n]. Returns int64 [n, num_ids] that holds uint32 values.
     """
+    # Whole groups of four, whatever the vocabulary, so that an id's word does not depend on its size.
     groups = torch.arange((num_ids + 3) // 4, device=seeds.device)[None, :]
     seed, position = seeds.to(torch.int64)[:, None], positions.to(torch.int64)[:, None]
     fixed = torch.zeros_like(position)
@@ -85,6 +86,7 @@ def gumbel_torch(seeds: torch.Tensor, positions: torch.Tensor, purpose: int, num
 def noise_bits(seed, position, first_group, purpose: tl.constexpr, GROUPS: tl.constexpr) -> Any:
     """Words of ids [4 * first_group, 4 * (first_group + GROUPS)) of one row, uint32 [4 * GROUPS]."""
     group = (first_group + tl.arange(0, GROUPS)).to(tl.uint32)
+    # Philox wants counters of one shape.
     fixed = group * 0
     w0, w1, w2, w3 = tl.philox(
         seed, group, fixed + position.to(tl.uint32), fixed + purpose, fixed + _VERSION, 10

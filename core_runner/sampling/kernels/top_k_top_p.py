@@ -73,7 +73,7 @@ def _lane_tops(base, vocab_size, BLOCK: tl.constexpr) -> Any:
 
 @triton.jit
 def _tally_block(x, inside, low, best, inverse, BY_MASS: tl.constexpr) -> Any:
-    """Two amounts of the keys >= low, 0 for the others: 1 for each, and the weight (1 again for a tally by count)."""
+    """Where the key is >= low: 1, and its weight (1 for a tally by count); 0 and 0 elsewhere."""
     kept = inside & (_key(x) >= low)
     count = kept.to(tl.int32)
     amount = count
@@ -100,12 +100,12 @@ def _tally_row(base, vocab_size, low, best, inverse, BY_MASS: tl.constexpr, BLOC
 
 
 @triton.jit
-def _tally_tops(t0, t1, t2, t3, low, best, inverse, BY_MASS: tl.constexpr) -> Any:
+def _tally_tops(tops, low, best, inverse, BY_MASS: tl.constexpr) -> Any:
     """`_tally_row` over the lanes' four largest alone; low must be above the key of -inf, which fills lanes."""
-    c0, a0 = _tally_block(t0, True, low, best, inverse, BY_MASS)
-    c1, a1 = _tally_block(t1, True, low, best, inverse, BY_MASS)
-    c2, a2 = _tally_block(t2, True, low, best, inverse, BY_MASS)
-    c3, a3 = _tally_block(t3, True, low, best, inverse, BY_MASS)
+    c0, a0 = _tally_block(tops[0], True, low, best, inverse, BY_MASS)
+    c1, a1 = _tally_block(tops[1], True, low, best, inverse, BY_MASS)
+    c2, a2 = _tally_block(tops[2], True, low, best, inverse, BY_MASS)
+    c3, a3 = _tally_block(tops[3], True, low, best, inverse, BY_MASS)
     return tl.sum(c0 + c1 + c2 + c3, axis=0), tl.sum(a0 + a1 + a2 + a3, axis=0)
 
 
@@ -113,10 +113,7 @@ def _tally_tops(t0, t1, t2, t3, low, best, inverse, BY_MASS: tl.constexpr) -> An
 def _bisect(
     base,
     vocab_size,
-    t0,
-    t1,
-    t2,
-    t3,
+    tops,
     low,
     num_low,
     high,
@@ -134,13 +131,15 @@ def _bisect(
     """
     num_high = num_low * 0
     while (low + 1 < high) & (num_low - num_high > 1):
+        # The mean of two int32 without overflow.
         middle = (low & high) + ((low ^ high) >> 1)
         if ROW:
             count, amount = _tally_row(base, vocab_size, middle, best, inverse, BY_MASS, BLOCK)
         else:
-            count, amount = _tally_tops(t0, t1, t2, t3, middle, best, inverse, BY_MASS)
+            count, amount = _tally_tops(tops, middle, best, inverse, BY_MASS)
         reached = amount >= need
         if not BY_MASS:
+            # Exactly enough: nothing between can matter, which closes the gap.
             num_high = tl.where(count == need, count, num_high)
         low = tl.where(reached, middle, low)
         num_low = tl.where(reached, count, num_low)
@@ -153,10 +152,7 @@ def _bisect(
 def _search(
     base,
     vocab_size,
-    t0,
-    t1,
-    t2,
-    t3,
+    tops,
     low,
     num_low,
     high,
@@ -171,13 +167,9 @@ def _search(
     The tops' tally is at most the row's, so what the first finds is a lower bound for the second; and it is the
     answer if each lane's fourth is below it, for then no lane hides a key above it.
     """
-    low = _bisect(
-        base, vocab_size, t0, t1, t2, t3, low, num_low, high, need, best, inverse, BY_MASS, False, BLOCK
-    )
-    if tl.max(_key(t3), axis=0) >= low:
-        low = _bisect(
-            base, vocab_size, t0, t1, t2, t3, low, num_low, high, need, best, inverse, BY_MASS, True, BLOCK
-        )
+    low = _bisect(base, vocab_size, tops, low, num_low, high, need, best, inverse, BY_MASS, False, BLOCK)
+    if tl.max(_key(tops[3]), axis=0) >= low:
+        low = _bisect(base, vocab_size, tops, low, num_low, high, need, best, inverse, BY_MASS, True, BLOCK)
     return low
 
 
@@ -207,19 +199,19 @@ def _top_k_top_p_kernel(
         return
 
     base = logits + row * logits_stride
-    t0, t1, t2, t3 = _lane_tops(base, vocab_size, BLOCK)
-    best = tl.max(t0, axis=0)
+    tops = _lane_tops(base, vocab_size, BLOCK)
+    best = tl.max(tops[0], axis=0)
     inverse = 1.0 / tl.maximum(temperature, MIN_TEMPERATURE)
     low = _key(tl.full((), -float("inf"), tl.float32))
     high = _key(best) + 1
     # A vocabulary of 1 is a compile-time constant, which cannot be a loop's variable.
     count = tl.full((), 0, tl.int32) + vocab_size
     if by_count:
-        low = _search(base, vocab_size, t0, t1, t2, t3, low, count, high, top_k, best, inverse, False, BLOCK)
+        low = _search(base, vocab_size, tops, low, count, high, top_k, best, inverse, False, BLOCK)
     if top_p < 1:
         count, mass = _tally_row(base, vocab_size, low, best, inverse, True, BLOCK)
         need = top_p * mass
-        low = _search(base, vocab_size, t0, t1, t2, t3, low, count, high, need, best, inverse, True, BLOCK)
+        low = _search(base, vocab_size, tops, low, count, high, need, best, inverse, True, BLOCK)
     threshold = (low ^ ((low >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     if min_p > 0:
         threshold = tl.maximum(threshold, best + temperature * tl.log(min_p))
@@ -245,7 +237,7 @@ def top_k_top_p_triton(
         thresholds,
         MIN_TEMPERATURE=_MIN_TEMPERATURE,
         BLOCK=min(_MAX_LANES, max(_MIN_LANES, triton.next_power_of_2(vocab_size))),
-        num_warps=8,
+        num_warps=16,
     )
 
 
