@@ -266,9 +266,8 @@ class Scheduler:
         table.num_tokens_np[slots] += np.where(samples, 1 + drafts, 0).astype(np.int32, copy=False)
         table.num_in_flight_np[slots] += samples
         requests = table.requests_np[slots].tolist()
-        known = np.minimum(after, prefill_len)
         for row in np.flatnonzero(computed < prefill_len).tolist():
-            self._cache.publish(int(slots[row]), requests[row], int(known[row]))
+            self._cache.publish(int(slots[row]), requests[row], int(after[row]))
         output = SchedulerOutput(
             removed=self._take_removed(),
             new_requests=new_requests,

@@ -63,7 +63,10 @@ class Row:
 class SimulatedDevice:
     """Slots, block tables and cache contents; `execute` runs one step and returns what it sampled."""
 
-    def __init__(self, groups, num_blocks, *, max_num_reqs, budget, num_draft_tokens=0, seed=0):
+    def __init__(
+        self, groups, num_blocks, *, max_num_reqs, budget, max_model_len, num_draft_tokens=0, seed=0
+    ):
+        self.max_model_len = max_model_len
         self.groups = [GroupSpec(*group) for group in groups]
         self.max_num_reqs, self.budget, self.num_draft_tokens = max_num_reqs, budget, num_draft_tokens
         self.rows: dict[int, Row] = {}
@@ -147,7 +150,9 @@ class SimulatedDevice:
         num_sampled, num_rejected = np.zeros(num_reqs, np.int32), np.zeros(num_reqs, np.int32)
         failed = np.zeros(num_reqs, np.bool_)
         drafts = output.num_draft_tokens
-        for idx, slot in enumerate(output.slots.tolist()):
+        # Rows of one step run at once on a device: none may rely on what another one writes in the same step.
+        for idx in self._rng.sample(range(num_reqs), num_reqs):
+            slot = int(output.slots[idx])
             row, count = self.rows[slot], int(output.num_scheduled_tokens[idx])
             upper = int(output.num_computed_tokens[idx])
             assert upper == row.num_computed or (self.num_draft_tokens and upper > row.num_computed)
@@ -173,6 +178,8 @@ class SimulatedDevice:
         assert len(known) == count - num_drafts, "a token that nobody knows was scheduled"
         if num_drafts:
             assert start + len(known) == len(row.history), "drafts before the history ends"
+        limit = min(row.new.prompt_len + row.new.sampling_params.max_tokens, self.max_model_len)
+        assert len(row.history) + 1 + num_drafts <= limit, "a sample beyond the longest total"
         self._sign_history(row)
         for position in range(start, start + len(known)):
             self._compute(slot, row, position, row.signatures[position])

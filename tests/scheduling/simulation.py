@@ -41,6 +41,7 @@ class Simulation:
             num_blocks,
             max_num_reqs=seqs,
             budget=budget,
+            max_model_len=length,
             num_draft_tokens=config.num_draft_tokens,
             seed=seed,
         )
