@@ -55,7 +55,7 @@ random, which no model can foresee.)
 
 Held out means: one in {heldout_share} of all task contents, by a hash of the content (for a sum,
 its operands in either order), and never in the training text in any form. Facts are the exception:
-each fact is trained in one phrasing, and what is held out is other phrasings of it.
+each fact is trained in one phrasing at least, and what is held out is another phrasing of it.
 
 `heldout.json` beside this file has a few examples of each task: the prompt (a chat example's is the
 user's message, for the chat template), the right `answer`, and `reference`, what this checkpoint
@@ -63,7 +63,7 @@ says with transformers on a CPU in float32, up to the end of a text example's li
 
 ## Samples
 
-Greedy, on the GPU, from fixed prompts; none was left out.
+Greedy, on the GPU, from fixed prompts; none was left out. Some of them were in the training text.
 
 {samples}
 
@@ -79,7 +79,7 @@ put before a prompt. Chat is ChatML: `<|im_start|>user\\n...<|im_end|>\\n<|im_st
 {loop_seconds:.0f} seconds of training ({seconds:.0f} with the tokenizer and the compilation) on one
 {device}, torch {torch}, transformers {transformers}, {workers} data workers. The text is generated
 while training, by `grammar.py`, from a seed. No text or weights of others went in. With
-`--minutes`, the number of steps depends on the machine; `--steps {steps}` repeats it, up to the
+`--minutes`, the number of steps depends on the machine; `--steps {steps} --workers {workers}` repeats it, up to the
 rounding of a GPU's sums.
 """
 
