@@ -23,16 +23,22 @@ def progress_bars(*, show: bool = True) -> Iterator[Report]:
         yield _silent
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]}"),
+        TimeRemainingColumn(),
+    )
     bars = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
-    tasks = {}
+    tasks: dict[str, TaskID] = {}
 
     def report(what: str, done: int, total: int) -> None:
         if what not in tasks:
-            tasks[what] = bars.add_task(what, total=total or None)
-        bars.update(tasks[what], completed=done, total=total or None)
+            tasks[what] = bars.add_task(what, total=total or None, count="")
+        count = f"{done}/{total}" if total > 1 else ""
+        bars.update(tasks[what], completed=done, total=total or None, count=count)
 
     with bars:
         yield report
