@@ -25,7 +25,8 @@ class RequestStates:
 
     Changes that the host makes wait for `apply_staged_writes`, so they fall in line with the steps on the
     stream. poison=True is a debug mode: whatever a free slot holds is `POISON`, so that a token read from it
-    is refused by the embedding, and a position made from it maps to nothing.
+    is refused by the embedding, and a position made from it maps to nothing. uva=False keeps all_token_ids in
+    device memory (see `StagedTensor`).
     """
 
     def __init__(

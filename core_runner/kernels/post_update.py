@@ -42,7 +42,7 @@ def post_update_torch(
     query_len = (query_start_loc[1:] - query_start_loc[:-1])[:num_reqs]
     num_logits = (cu_num_logits[1:] - cu_num_logits[:-1])[:num_reqs]
     active = query_len > 0
-    count = torch.where(active, torch.minimum(num_sampled, num_logits), 0).clamp(0, max_num_logits)
+    count = torch.minimum(num_sampled, num_logits).clamp(0, max_num_logits)
     slots = torch.where(active, idx_mapping[:num_reqs], num_slots - 1).long()
     total = total_len[slots]
     column = torch.arange(max_num_logits, device=total.device)
@@ -81,7 +81,7 @@ def _post_update_kernel(
     first = tl.load(cu_num_logits + row)
     num_logits = tl.load(cu_num_logits + row + 1) - first
     count = tl.minimum(tl.load(num_sampled + row), num_logits)
-    count = tl.where(active, tl.minimum(tl.maximum(count, 0), BLOCK), 0)
+    count = tl.minimum(tl.maximum(count, 0), BLOCK)
     slot = tl.load(idx_mapping + row).to(tl.int64)
     total = tl.load(total_len + slot)
 
