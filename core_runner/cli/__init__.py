@@ -18,7 +18,7 @@ _COMMANDS = {
 _EPILOG = """\b
 Examples:
   core-runner generate "Once upon a time"
-  core-runner generate --model Qwen/Qwen3-0.6B --chat "Why is the sky blue?"
+  core-runner generate --model ./my-model --chat "Why is the sky blue?"
   core-runner generate --input rows.jsonl --output results.jsonl
   core-runner plugins
 """

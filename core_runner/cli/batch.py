@@ -58,6 +58,7 @@ def _prompt_rows(texts: list[str], base: SamplingParams, options: dict[str, Any]
 
 
 def _count_rows(file: BinaryIO) -> int:
+    # A pipe, as in --input <(program), can be read once only.
     if not file.seekable():
         return 0
     count = sum(1 for line in file if line.strip())
@@ -80,6 +81,7 @@ def run_batch(llm: LLM, rows: Iterable[Row], num_rows: int, results: ResultsFile
     num_done = num_failed = 0
     total = max(num_rows - len(results.done), 0)
     todo = (row for row in rows if row.id not in results.done)
+    # Rows on the same terminal would be torn by a bar that redraws itself.
     watched = not (results.to_stdout and sys.stdout.isatty())
     with (
         DeferredInterrupt(lambda: llm.stats().steps) as interrupt,
@@ -87,6 +89,7 @@ def run_batch(llm: LLM, rows: Iterable[Row], num_rows: int, results: ResultsFile
         closing(run_rows(llm, todo)) as finished,
     ):
         for result in finished:
+            # A refused row is no token, and would count as a very early one.
             if result is None or result["token_ids"]:
                 clock.tick()
             if result is not None:
@@ -108,13 +111,16 @@ def run_rows(llm: LLM, rows: Iterable[Row]) -> Generator[dict[str, Any] | None]:
     source, size = iter(rows), max(16 * llm.config.max_num_reqs, 256)
     while window := list(islice(source, size)):
         ready: list[tuple[Row, Any]] = []
+        refused: list[dict[str, Any]] = []
         for row in window:
             prompt, error = _prompt_of(llm, row)
             if error is None:
                 ready.append((row, prompt))
             else:
-                yield error_row(row.id, error)
+                refused.append(error_row(row.id, error))
         yield from _run_window(llm, ready)
+        # Last, since a row with a used id shares it with one that may still run: --resume must not skip that.
+        yield from refused
 
 
 def _prompt_of(llm: LLM, row: Row) -> tuple[Any, str | None]:

@@ -59,9 +59,10 @@ def generate(ctx: click.Context, /, **options: Any) -> None:
     """
     from core_runner.sampling_params import SamplingParams
 
+    # What can be refused is refused before torch is imported.
     _check_usage(options)
     chosen = given(options, SAMPLING_OPTIONS)
-    SamplingParams(**chosen)  # A bad value is said before a model is loaded.
+    SamplingParams(**chosen)
     if options["input_path"] is None and options["output_path"] is None:
         failed = _generate_text(options, chosen)
     else:

@@ -53,6 +53,7 @@ class DeferredInterrupt:
         """Raise the `KeyboardInterrupt` that was put off, once the step in which it came is over."""
         if not self._pending:
             return
+        # Results of the interrupted step may still be on their way out, one call after another.
         if self._noticed_at is None:
             self._noticed_at = self._step()
         elif self._step() > self._noticed_at:

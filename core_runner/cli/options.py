@@ -22,6 +22,8 @@ SAMPLING_OPTIONS = (
 )
 MODEL_OPTIONS = (
     "model",
+    "tokenizer",
+    "trust_remote_code",
     "device",
     "dtype",
     "max_model_len",
@@ -62,6 +64,7 @@ def _section(
     title: str, *declarations: tuple[tuple[str, ...], dict[str, Any]]
 ) -> Callable[[_Function], _Function]:
     def decorate(function: _Function) -> _Function:
+        # Decorators apply from the last to the first; help shows what was applied last first.
         for names, settings in reversed(declarations):
             function = click.option(*names, cls=SectionOption, section=title, **settings)(function)
         return function
@@ -122,6 +125,9 @@ sampling_options = _section(
 model_options = _section(
     "Model",
     _option("-m", "--model", metavar="NAME|DIR", help="Hub name or directory. [default: the embedded model]"),
+    _option(
+        "--tokenizer", metavar="NAME|DIR", help="Tokenizer of another checkpoint. [default: the model's]"
+    ),
     _option("--device", metavar="NAME", help="cpu, cuda, cuda:1. [default: a GPU if there is one]"),
     _option(
         "--dtype", metavar="NAME", help="float32, bfloat16 or float16. [default: by device and checkpoint]"
@@ -132,6 +138,7 @@ model_options = _section(
         help="Plugin that serves the model. [default: the one that claims it]",
     ),
     _option("--attention-backend", metavar="NAME", help="torch or triton. [default: the fastest that fits]"),
+    _option("--trust-remote-code", is_flag=True, default=None, help="Run code that the checkpoint brings."),
 )
 engine_options = _section(
     "Memory and batching",

@@ -22,6 +22,7 @@ def progress_bars(*, show: bool = True) -> Iterator[Report]:
     if not (show and sys.stderr.isatty()):
         yield _silent
         return
+    # rich is imported for a person alone: a script in a pipe starts faster without it.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 

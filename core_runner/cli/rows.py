@@ -64,6 +64,7 @@ def parse_rows(lines: Iterable[bytes], base: SamplingParams) -> Iterator[Row]:
 
 def parse_row(number: int, line: bytes, base: SamplingParams) -> Row:
     """The row of one line; never raises for what the line holds."""
+    # Until the row has told its id, its error is reported under the line's number.
     row_id: RowId = number
     try:
         fields = _load_object(line)
@@ -73,6 +74,7 @@ def parse_row(number: int, line: bytes, base: SamplingParams) -> Row:
         options = {name: fields[name] for name in _SAMPLING_FIELDS if name in fields}
         params = dataclasses.replace(base, **options)
         return Row(row_id, number, kind, fields[kind], params)
+    # A value of a type that the parameters do not expect is the row's fault as well.
     except (CoreRunnerError, TypeError) as error:
         return Row(row_id, number, error=f"line {number}: {error}")
 
@@ -97,6 +99,7 @@ def _row_id(fields: dict[str, Any], number: int) -> RowId:
 
 
 def _refuse_unknown(fields: dict[str, Any]) -> None:
+    # A misspelt option that is ignored would give plausible, wrong results.
     for name in fields:
         if name not in _KNOWN_FIELDS:
             close = difflib.get_close_matches(name, _KNOWN_FIELDS, 1)

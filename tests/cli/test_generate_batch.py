@@ -94,6 +94,17 @@ def test_ids_that_repeat_are_refused_and_kept_apart_by_type(run, jsonl, tmp_path
     ]
 
 
+def test_a_used_id_is_reported_after_the_row_that_has_it(run, jsonl, tmp_path):
+    # Otherwise a run that stops in between would leave the id in the results, and a resume would skip the row.
+    run(
+        "--input",
+        jsonl([{"id": "a", "prompt": "x y z"}, {"id": "a", "prompt": "y"}]),
+        "--output",
+        tmp_path / "o",
+    )
+    assert [row["text"] for row in read_rows(tmp_path / "o")] == ["x y z ", ""]
+
+
 def test_blank_lines_are_no_rows_and_line_numbers_stay(run, jsonl, tmp_path):
     run("--input", jsonl(["", {"prompt": "a"}, "  ", {"prompt": "b"}]), "--output", tmp_path / "o")
     assert sorted(row["id"] for row in read_rows(tmp_path / "o")) == [2, 4]

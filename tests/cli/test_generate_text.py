@@ -80,7 +80,19 @@ def test_options_reach_the_request_and_the_rest_is_the_models(run, llm_class):
 def test_only_given_model_options_are_passed_on(run, llm_class):
     run("a")
     assert set(llm_class.last.options) == {"progress"}
-    run("a", "-m", "dir", "--device", "cpu", "--num-blocks", 9, "--no-prefix-caching", "--model-state", "toy")
+    run(
+        "a",
+        "-m",
+        "dir",
+        "--device",
+        "cpu",
+        "--num-blocks",
+        9,
+        "--no-prefix-caching",
+        "--model-state",
+        "toy",
+        "--trust-remote-code",
+    )
     options = {k: v for k, v in llm_class.last.options.items() if k != "progress"}
     assert options == {
         "model": "dir",
@@ -88,6 +100,7 @@ def test_only_given_model_options_are_passed_on(run, llm_class):
         "num_blocks": 9,
         "enable_prefix_caching": False,
         "model_state": "toy",
+        "trust_remote_code": True,
     }
 
 
