@@ -103,6 +103,14 @@ def test_ties_at_a_threshold_are_kept(device, kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("row", [[1.0, 0.0, -0.0, -1.0], [1.0, -0.0, 0.0, -1.0]])
+def test_both_zeros_are_kept_together(device, kernel, row):
+    logits = torch.tensor(row, device=device).repeat(3, 1)
+    options = [Params(top_k=2), Params(top_k=3), Params(top_p=0.7)]
+    assert kept(kernel, logits, 4, options) == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_equal_logits_are_all_kept(device, kernel):
     options = [Params(top_k=3), Params(top_p=0.01), Params(min_p=1.0)]
     assert kept(kernel, torch.full((3, 1025), -7.5, device=device), 1025, options) == [list(range(1025))] * 3

@@ -50,8 +50,11 @@ def top_k_top_p_torch(
 
 @triton.jit
 def _key(x) -> Any:
-    """int32 that orders as the float32 does; -0.0 and 0.0 share one. Its own inverse on the bits."""
-    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+    """int32 that orders as the float32 does, and its own inverse on the bits.
+
+    -0.0 is one below 0.0; the sampler's comparison of floats makes them equal again.
+    """
+    bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
