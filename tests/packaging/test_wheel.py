@@ -94,25 +94,42 @@ def test_installed_wheels_are_found_through_their_entry_points(installed, tmp_pa
 
 
 SERVE_TOY = """
+import multiprocessing
+import queue
 from pathlib import Path
-import core_runner, core_runner_toy, model_states
-from core_runner import LLM, SamplingParams
-from core_runner_toy.checkpoint import expected_tokens, write_checkpoint
 
-model = write_checkpoint(Path("toy-model"))
-llm = LLM(str(model), device="cpu", max_num_batched_tokens=8, max_num_reqs=2)
-prompts = [[3, 1, 4, 1, 5], list(range(20))]
-outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12))
-for prompt, output in zip(prompts, outputs, strict=True):
-    assert list(output.outputs[0].token_ids) == expected_tokens(prompt, 12)
-for package in (core_runner, core_runner_toy, model_states):
-    print(package.__file__)
-print("served", llm.engine.runner.model_state.name)
+def serve(results):
+    import core_runner, core_runner_toy, model_states
+    from core_runner import LLM, SamplingParams
+
+    llm = LLM("toy-model", device="cpu", max_num_batched_tokens=8, max_num_reqs=2)
+    outputs = llm.generate([[3, 1, 4, 1, 5], list(range(20))], SamplingParams(temperature=0.0, max_tokens=12))
+    tokens = [list(map(int, output.outputs[0].token_ids)) for output in outputs]
+    results.put((tokens, [package.__file__ for package in (core_runner, core_runner_toy, model_states)]))
+
+if __name__ == "__main__":
+    import json
+    from core_runner_toy.checkpoint import expected_tokens, write_checkpoint
+
+    write_checkpoint(Path("toy-model"))
+    results = queue.Queue()
+    serve(results)
+    answers = [results.get()]
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        results = context.Queue()
+        worker = context.Process(target=serve, args=(results,))
+        worker.start()
+        answers.append(results.get(timeout=120))
+        worker.join(60)
+    expected = [expected_tokens(prompt, 12) for prompt in ([3, 1, 4, 1, 5], list(range(20)))]
+    print(json.dumps({"answers": [tokens for tokens, _ in answers], "expected": expected, "files": answers[0][1]}))
 """
 
 
-def test_an_architecture_the_core_never_heard_of_is_served_from_wheels(installed, tmp_path):
-    *files, served = run_installed(installed, tmp_path, "-c", SERVE_TOY).splitlines()
-    assert served == "served toy"
-    assert len(files) == 3
-    assert all(Path(file).is_relative_to(installed) for file in files)
+def test_an_unknown_architecture_is_served_from_wheels_in_every_kind_of_process(installed, tmp_path):
+    (tmp_path / "serve.py").write_text(SERVE_TOY)
+    seen = json.loads(run_installed(installed, tmp_path, "serve.py").splitlines()[-1])
+    assert seen["answers"] == [seen["expected"]] * 3
+    assert len(seen["files"]) == 3
+    assert all(Path(file).is_relative_to(installed) for file in seen["files"])

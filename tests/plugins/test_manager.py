@@ -120,6 +120,14 @@ def test_plugin_name_of_two_distributions_is_a_conflict_that_names_both(site, ca
         PluginManager(strict=True)
 
 
+def test_second_copy_of_a_distribution_is_no_conflict(site):
+    """As with a user's folder beside an environment: Python imports from the first copy alone."""
+    install(site, "twin", plugin_source("twin", "TwinLM"), distribution="dist-twin")
+    install(site, "twin", plugin_source("twin", "TwinLM"), distribution="Dist_Twin", version="0.9")
+    [row] = PluginManager(strict=True).plugins()
+    assert row.status == "ok"
+
+
 def test_model_state_name_of_two_plugins_is_a_conflict_that_names_both(site):
     install(site, "alpha", plugin_source("same", "AlphaLM"))
     install(site, "beta", plugin_source("same", "BetaLM"))
