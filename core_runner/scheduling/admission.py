@@ -1,10 +1,15 @@
-"""What is refused before it waits: requests that could never run."""
+"""Which requests may wait at all, and which of those that wait get a slot in this step."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from core_runner.errors import RequestError
-from core_runner.request import Request
+from core_runner.request import Request, RequestStatus
 from core_runner.scheduling.cache_manager import CacheManager
+from core_runner.scheduling.output import IntArray, NewRequest
+from core_runner.scheduling.queue import WaitingQueue
+from core_runner.scheduling.slots import SlotTable
 from core_runner.scheduling.step import SchedulerConfig
 
 
@@ -68,3 +73,86 @@ class AdmissionRules:
                 f"{sizes} need {needed} blocks of cache group {group}, which has {usable}; "
                 "lower max_tokens or raise num_blocks"
             )
+
+
+class Admission:
+    """Moves waiting requests into slots, in the order of the queue: the first one that must wait holds up all.
+
+    num_prompt_tokens, num_cached_tokens, num_queried_tokens: totals for the statistics.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, slots: SlotTable, cache: CacheManager, queue: WaitingQueue
+    ) -> None:
+        self._config, self._slots, self._cache, self._queue = config, slots, cache, queue
+        # Arrival of the request that lacked blocks last, and the blocks that were free then.
+        self._blocked: tuple[int, tuple[int, ...]] = (-1, ())
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_queried_tokens = 0
+
+    def admit(self, budget: int) -> tuple[list[NewRequest], IntArray, IntArray]:
+        """Admissions within `budget` tokens, their slots and the tokens of their first chunks, each [n]."""
+        admitted, counts = [], []
+        while budget > 0 and self._slots.num_free:
+            request = self._queue.peek()
+            # A preempted request comes back only when all its tokens are known.
+            if request is None or request.num_in_flight or self._is_still_blocked(request):
+                break
+            new_request, count = self._admit_first(request, budget)
+            if new_request is None:
+                break
+            admitted.append(new_request)
+            counts.append(count)
+            budget -= count
+        slots = np.array([new.slot for new in admitted], np.int32)
+        return admitted, slots, np.array(counts, np.int32)
+
+    def _is_still_blocked(self, request: Request) -> bool:
+        """Whether the request lacked blocks before and no group has more free ones now.
+
+        It saves the look-up of a long prompt in every step. It cannot wait for ever: it lacked blocks because
+        running requests held some, and when they end there are more.
+        """
+        arrival, num_free = self._blocked
+        pairs = zip(self._cache.num_free_blocks, num_free, strict=False)
+        return arrival == request.arrival and all(now <= then for now, then in pairs)
+
+    def _admit_first(self, request: Request, budget: int) -> tuple[NewRequest | None, int]:
+        """Admit the queue's first request with a first chunk, or leave it there: (None, 0)."""
+        # Looked up anew on every admission: the hit of a resumed request reaches into its outputs.
+        hit = self._cache.get_hit(request)
+        left = request.num_tokens - hit.num_tokens
+        if left > budget and not self._config.enable_chunked_prefill:
+            return None, 0
+        # One that gave way before must leave each running request its next block, or it soon gives way again.
+        headroom = self._slots.num_running if request.num_preemptions else 0
+        if not self._cache.can_admit(request.num_tokens, hit, headroom):
+            self._blocked = (request.arrival, self._cache.num_free_blocks)
+            return None, 0
+        self._queue.pop()
+        count = min(left, budget)
+        slot = self._slots.admit(request, hit.num_tokens)
+        self._cache.admit(slot, request, hit, hit.num_tokens + count)
+        self._count(request, hit.num_tokens)
+        request.status = RequestStatus.RUNNING
+        return _describe(request, slot, hit.num_tokens), count
+
+    def _count(self, request: Request, num_cached: int) -> None:
+        self.num_cached_tokens += num_cached
+        self.num_queried_tokens += request.num_tokens
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = num_cached
+            self.num_prompt_tokens += request.prompt_len
+
+
+def _describe(request: Request, slot: int, num_cached: int) -> NewRequest:
+    assert request.seed is not None, "a request draws its seed when it is made"
+    return NewRequest(
+        req_id=request.req_id,
+        slot=slot,
+        prefill_token_ids=request.token_ids(),
+        prompt_len=request.prompt_len,
+        sampling_params=request.sampling_params,
+        seed=request.seed,
+        num_computed_tokens=num_cached,
+        model_inputs=request.model_inputs,
+    )

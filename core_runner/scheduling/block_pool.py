@@ -47,6 +47,7 @@ class BlockPool:
         for _ in range(num):
             block, _none = self._free.popitem(last=False)
             refs[block] = 1
+            # Only now is the old content lost, and with it the hit.
             if block in hash_of:
                 del self._block_of[hash_of.pop(block)]
             block_ids.append(block)
@@ -81,6 +82,7 @@ class BlockPool:
     def publish(self, block_hash: bytes, block: int) -> None:
         """Make a held block hit-able. Of two blocks of one content the first is kept."""
         assert self._ref_counts[block] > 0, f"block {block} is published while nobody holds it"
+        # A second copy stays private to its request and is reused early.
         if block_hash not in self._block_of and block not in self._hash_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash

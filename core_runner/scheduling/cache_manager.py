@@ -86,6 +86,7 @@ class CacheManager:
 
     def grow(self, slots: IntArray, num_tokens: IntArray) -> bool:
         """Cover the first `num_tokens[i]` tokens of every slot in every group, or change nothing: False."""
+        # All groups are asked before any gives: half a growth could not be taken back.
         missing = [group.num_missing(slots, num_tokens) for group in self.groups]
         for group, num_missing in zip(self.groups, missing, strict=True):
             if int(num_missing.sum()) > group.pool.num_free:
@@ -110,12 +111,14 @@ class CacheManager:
             first, last = int(group.num_published_np[slot]), num_tokens // group.spec.block_size
             for block_idx in range(first, last):
                 block = int(group.table[slot, block_idx])
+                # A window group may have given the block back already.
                 if block:
                     self._prefix.publish(request, group_idx, block_idx, block)
             group.num_published_np[slot] = max(first, last)
 
     def find_unpublished(self, slots: IntArray, num_tokens: IntArray) -> IntArray:
         """Rows whose first `num_tokens[i]` tokens hold a full block that is not offered yet."""
+        # Slots whose blocks are not shared count as fully published.
         behind = np.zeros(len(slots), np.bool_)
         if self._enable_prefix_caching:
             for group in self.groups:

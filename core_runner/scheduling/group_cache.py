@@ -27,6 +27,7 @@ class GroupCache:
         self.spec = spec
         self.pool = BlockPool(num_blocks)
         max_blocks = -(-max_model_len // spec.block_size)
+        # Pages that no request reaches stay untouched, so a long max_model_len costs little.
         self.table = np.zeros((max_num_reqs, max_blocks), np.int32)
         self.num_blocks_np = np.zeros(max_num_reqs, np.int32)
         self.num_unseen_np = np.zeros(max_num_reqs, np.int32)
@@ -75,6 +76,7 @@ class GroupCache:
         slots, starts, unseen = slots[rows], starts[rows], unseen[rows].astype(np.int32)
         lengths = unseen - starts
         row_idx, columns = _cells(slots, starts, lengths)
+        # Two rows may hold one block by a hit, so references are given back one by one.
         self.pool.free(self.table[row_idx, columns].tolist())
         self.table[row_idx, columns] = 0
         self.num_unseen_np[slots] = unseen
@@ -83,7 +85,9 @@ class GroupCache:
     def admit(self, slot: int, hit_ids: Sequence[int], num_tokens: int) -> None:
         """Fill a free slot: the blocks of a prefix hit (leading zeros are null), then new ones."""
         assert self.num_blocks_np[slot] == 0, f"slot {slot} still holds blocks"
+        # A window group needs only the end of a hit; null blocks always lead.
         num_null = sum(block == 0 for block in hit_ids)
+        # Before anything is allocated, or a free hit block could be handed out as a new one.
         self.pool.touch(hit_ids[num_null:])
         new = -(-num_tokens // self.spec.block_size) - len(hit_ids)
         row = np.array([*hit_ids, *self.pool.allocate(new)], np.int32)
@@ -101,6 +105,7 @@ class GroupCache:
         row[:] = 0
         for counts in (self.num_blocks_np, self.num_unseen_np, self.num_published_np):
             counts[slot] = 0
+        # A slot that is preempted while a step is built may have entries of that step already.
         if self._runs:
             self._released.add(slot)
 
@@ -131,6 +136,7 @@ def _one(value: int) -> IntArray:
 
 def _cells(slots: IntArray, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
     """Row and column of every table entry of the runs, one run after another."""
+    # A steady decode step adds single blocks.
     if int(lengths.max()) == 1:
         return slots, starts
     ends = np.cumsum(lengths)

@@ -46,11 +46,13 @@ def _decode_rows(table: SlotTable, config: SchedulerConfig, decoding: IntArray) 
     rows = Rows(slots, drafts + np.int32(1), drafts)
     if len(slots) * (1 + num_drafts) <= budget:
         return rows
+    # More rows than tokens: the first in rank go on, so that they end and make room.
     order = table.by_rank(slots)
     return rows.select(order[np.cumsum(rows.counts[order]) <= budget])
 
 
 def _add_chunks(table: SlotTable, config: SchedulerConfig, rows: Rows, prefilling: IntArray) -> Rows:
+    # What a chunk may take is what the chunks before it have left over.
     left = table.prefill_len_np[prefilling] - table.num_computed_np[prefilling]
     budget_left = config.max_num_batched_tokens - int(rows.counts.sum()) - (np.cumsum(left) - left)
     chunks = np.minimum(left, budget_left).astype(np.int32)

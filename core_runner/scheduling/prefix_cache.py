@@ -102,6 +102,7 @@ class PrefixCache:
         chain = request.block_hashes.setdefault(block_size, [])
         if len(chain) >= num_blocks:
             return chain
+        # The salt is the root of the chain, so chains of different salts never meet.
         parent = chain[-1] if chain else _hash(b"", request.cache_salt.encode())
         start = len(chain) * block_size
         tokens = request.token_ids(start, num_blocks * block_size).tobytes()

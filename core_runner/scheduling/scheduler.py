@@ -14,10 +14,9 @@ import numpy as np
 
 from core_runner.errors import RequestError
 from core_runner.request import Request, RequestStatus
-from core_runner.scheduling.admission import AdmissionRules
+from core_runner.scheduling.admission import Admission, AdmissionRules
 from core_runner.scheduling.cache_manager import CacheManager
 from core_runner.scheduling.output import (
-    IntArray,
     ModelRunnerOutput,
     NewRequest,
     RemovedRequest,
@@ -61,11 +60,10 @@ class Scheduler:
         self._queue = WaitingQueue(config.max_waiting)
         self._requests: dict[str, Request] = {}
         self._removed: list[RemovedRequest] = []
-        self._blocked: tuple[int, tuple[int, ...]] = (-1, ())  # arrival and free blocks when one had to wait
         self._results = StepResults(self._slots, self._cache, eos_token_ids)
         self._rules = AdmissionRules(config, self._cache)
-        self._num_arrivals = self._num_preemptions = self._num_prompt_tokens = 0
-        self._num_cached_tokens = self._num_queried_tokens = 0
+        self._admission = Admission(config, self._slots, self._cache, self._queue)
+        self._num_arrivals = self._num_preemptions = 0
 
     # ---- requests
 
@@ -132,7 +130,7 @@ class Scheduler:
         new_requests: list[NewRequest] = []
         # Who gave way just now must not come back in the same step.
         if len(self._queue) and num_preemptions == self._num_preemptions:
-            new_requests, slots, counts = self._admit(
+            new_requests, slots, counts = self._admission.admit(
                 self.config.max_num_batched_tokens - int(rows.counts.sum())
             )
             rows = rows.join(slots, counts) if new_requests else rows
@@ -161,10 +159,10 @@ class Scheduler:
             free_blocks=self._cache.num_free_blocks,
             running=self._slots.num_running,
             waiting=len(self._queue),
-            prompt_tokens=self._num_prompt_tokens,
+            prompt_tokens=self._admission.num_prompt_tokens,
             generated_tokens=self._results.num_generated_tokens,
-            cached_tokens=self._num_cached_tokens,
-            queried_tokens=self._num_queried_tokens,
+            cached_tokens=self._admission.num_cached_tokens,
+            queried_tokens=self._admission.num_queried_tokens,
             preemptions=self._num_preemptions,
         )
 
@@ -195,65 +193,6 @@ class Scheduler:
                 self._preempt(table.requests_np[victims.pop()])
         return rows.select(table.is_running_np[slots])
 
-    def _admit(self, budget: int) -> tuple[list[NewRequest], IntArray, IntArray]:
-        """Admit waiting requests in order until tokens, slots or blocks run out."""
-        admitted, counts = [], []
-        while budget > 0 and self._slots.num_free:
-            request = self._queue.peek()
-            # A preempted request comes back only when all its tokens are known.
-            if request is None or request.num_in_flight or self._is_still_blocked(request):
-                break
-            new_request, count = self._admit_one(request, budget)
-            if new_request is None:
-                break
-            admitted.append(new_request)
-            counts.append(count)
-            budget -= count
-        slots = np.array([new.slot for new in admitted], np.int32)
-        return admitted, slots, np.array(counts, np.int32)
-
-    def _is_still_blocked(self, request: Request) -> bool:
-        """Whether the request lacked blocks before and no group has more free ones now."""
-        arrival, num_free = self._blocked
-        pairs = zip(self._cache.num_free_blocks, num_free, strict=False)
-        return arrival == request.arrival and all(now <= then for now, then in pairs)
-
-    def _admit_one(self, request: Request, budget: int) -> tuple[NewRequest | None, int]:
-        """Admit the queue's first request with a first chunk, or leave it there: (None, 0)."""
-        hit = self._cache.get_hit(request)
-        left = request.num_tokens - hit.num_tokens
-        if left > budget and not self.config.enable_chunked_prefill:
-            return None, 0
-        # One that gave way before must leave each running request its next block, or it soon gives way again.
-        headroom = self._slots.num_running if request.num_preemptions else 0
-        if not self._cache.can_admit(request.num_tokens, hit, headroom):
-            self._blocked = (request.arrival, self._cache.num_free_blocks)
-            return None, 0
-        self._queue.pop()
-        count = min(left, budget)
-        slot = self._slots.admit(request, hit.num_tokens)
-        self._cache.admit(slot, request, hit, hit.num_tokens + count)
-        return self._new_request(request, slot, hit.num_tokens), count
-
-    def _new_request(self, request: Request, slot: int, num_cached: int) -> NewRequest:
-        request.status = RequestStatus.RUNNING
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens = num_cached
-            self._num_prompt_tokens += request.prompt_len
-        self._num_cached_tokens += num_cached
-        self._num_queried_tokens += request.num_tokens
-        assert request.seed is not None
-        return NewRequest(
-            req_id=request.req_id,
-            slot=slot,
-            prefill_token_ids=request.token_ids(),
-            prompt_len=request.prompt_len,
-            sampling_params=request.sampling_params,
-            seed=request.seed,
-            num_computed_tokens=num_cached,
-            model_inputs=request.model_inputs,
-        )
-
     def _commit(self, rows: Rows, new_requests: list[NewRequest]) -> ScheduledStep:
         """Count the step as done, offer the blocks of prefill tokens that it computes, and describe it."""
         table = self._slots
@@ -266,6 +205,7 @@ class Scheduler:
         table.num_tokens_np[slots] += np.where(samples, 1 + drafts, 0).astype(np.int32, copy=False)
         table.num_in_flight_np[slots] += samples
         requests = table.requests_np[slots].tolist()
+        # Offered only now: a hit within this step would read what this step is still to write.
         for row in np.flatnonzero(computed < prefill_len).tolist():
             self._cache.publish(int(slots[row]), requests[row], int(after[row]))
         output = SchedulerOutput(
@@ -286,10 +226,12 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self._num_preemptions += 1
+        # Its rank puts it before everything that came later, so it is the next to come back.
         self._queue.push(request)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
         del self._requests[request.req_id]
+        # Blocks of a request that failed may hold NaN, and so may those it was given by a hit.
         if status is RequestStatus.FINISHED_ERROR:
             self._cache.forget(request)
         if request.status is RequestStatus.RUNNING:

@@ -77,8 +77,10 @@ class SlotTable:
         """Take a request's slot back; samples in flight are counted on the request from now on."""
         slot = request.slot
         assert self.requests_np[slot] is request, f"request {request.req_id!r} does not hold slot {slot}"
+        # They still arrive, by request and no longer by slot.
         request.num_in_flight = int(self.num_in_flight_np[slot])
         request.slot = -1
+        # Rows of steps in flight that name this slot are told by it from the next owner's.
         self.generation_np[slot] += 1
         self.is_running_np[slot] = False
         self.requests_np[slot] = None

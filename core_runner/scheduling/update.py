@@ -94,6 +94,7 @@ class StepResults:
             updates.append(RequestUpdate(request, [], "error"))
             ended.append((request, RequestStatus.FINISHED_ERROR))
             return
+        # What is sampled for a preempted request counts: it resumes behind this token.
         sampled = output.sampled_token_ids[row, : output.num_sampled[row]].tolist()
         new, reason = _cut_at_stop(request, sampled)
         request.output_token_ids += new
@@ -116,6 +117,7 @@ class StepResults:
 
 def _cut_at_stop(request: Request, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
     """The tokens up to the first that ends the request, and why it ends."""
+    # Drafts may bring more than was asked for; an end id before the limit wins.
     room = request.max_total_len - request.num_tokens
     for idx, token in enumerate(token_ids[:room]):
         if token in request.stop_token_ids:
@@ -127,6 +129,7 @@ def _row_logprobs(request: Request, logprobs: Logprobs | None, row: int, num: in
     wanted = request.sampling_params.logprobs
     if logprobs is None or wanted is None:
         return []
+    # The arrays are as wide as the batch's largest wish, and are overwritten by a later step.
     width = wanted + 1
     return [
         TokenLogprobs(

@@ -155,3 +155,18 @@ def test_b03_end_id_arrives_after_the_next_step_was_launched():
         sim.run()
         sim.check_exact()
         assert request.output_token_ids == tokens
+
+
+def test_a_block_is_not_hit_before_the_step_that_fills_it():
+    """Its 16 tokens are known, but the state of the last one is written by the very step that admits `b`."""
+    sim = Simulation(depth=0)
+    a = sim.add("a", prompt(np.random.default_rng(4), 14), max_tokens=20, ignore_eos=True)
+    while a.num_tokens < 16:
+        sim.step()
+    known = a.token_ids().tolist()
+    b = sim.add("b", [*known, 1, 2])
+    sim.step()
+    c = sim.add("c", [*known, 3, 4])
+    sim.run()
+    sim.check_exact()
+    assert (b.num_cached_tokens, c.num_cached_tokens) == (0, 16)
