@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -59,6 +60,7 @@ class LLM:
         self.tokenizer, self._no_tokenizer = self._load_tokenizer()
         self._processor = OutputProcessor(self.tokenizer, self.engine.scheduler.finish)
         self._request_numbers = itertools.count()
+        self._seeds = random.SystemRandom() if self.config.seed is None else random.Random(self.config.seed)
 
     def generate(
         self,
@@ -190,7 +192,8 @@ class LLM:
             token_ids, model_inputs = prompt["prompt_token_ids"], prompt.get("model_inputs", {})
         if params.stop:
             self._require_tokenizer()
-        return Request(req_id, token_ids, params, model_inputs=model_inputs)
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        return Request(req_id, token_ids, params, seed, model_inputs)
 
     def _load_tokenizer(self) -> tuple[Tokenizer | None, str]:
         """The tokenizer, or why there is none: token ids work without, unless one was named."""
