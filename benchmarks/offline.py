@@ -10,12 +10,14 @@ Prints a table; `profile` says where a decode step's time goes.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,56 +54,67 @@ def make_prompts(count: int, length: int, seed: int = 1234) -> list[list[int]]:
 
 
 def timed(run: Callable[[], object], repeats: int) -> float:
-    """Median seconds of `repeats` runs after one warm-up; the device is idle before and after each."""
+    """Median seconds of `repeats` runs; the device is idle before and after each."""
     seconds = []
-    for _ in range(repeats + 1):
+    for _ in range(repeats):
         torch.cuda.synchronize()
         started = time.perf_counter()
         run()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
+    return statistics.median(seconds)
 
 
-def bench_core_runner(llm: LLM, repeats: int) -> dict[str, float]:
-    """Output tokens per second of each workload."""
+Bench = Callable[[list[list[int]], int], int]  # (prompts, new tokens each) -> tokens generated
+
+
+def bench(name: str, run: Bench, repeats: int) -> dict[str, float]:
+    """Output tokens per second of each workload, after a short warm-up of the same shape."""
     rates = {}
-    for name, (count, length, new) in WORKLOADS.items():
-        params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+    for workload, (count, length, new) in WORKLOADS.items():
         prompts = make_prompts(count, length)
-        rates[name] = count * new / timed(lambda p=prompts, s=params: llm.generate(p, s), repeats)
+        tokens = [run(prompts, 8)]
+        rates[workload] = count * new / timed(lambda p=prompts, n=new, t=tokens: t.append(run(p, n)), repeats)
+        assert tokens[-1] == count * new, f"{name} gave {tokens[-1]} tokens, not {count * new}"
+        print(f"{name}: {workload} {rates[workload]:.1f} output tokens/s", flush=True)
     return rates
 
 
-def bench_generate(model: Any, repeats: int) -> dict[str, float]:
-    """transformers.generate on the whole batch at once (every row has the same length: no padding is wasted)."""
-    rates = {}
-    for name, (count, length, new) in WORKLOADS.items():
-        ids = torch.tensor(make_prompts(count, length), device=model.device)
-        options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-        mask = torch.ones_like(ids)
-        run = lambda i=ids, m=mask, o=options: model.generate(i, attention_mask=m, **o)  # noqa: E731
-        rates[name] = count * new / timed(run, repeats)
-    return rates
+def run_core_runner(llm: LLM, prompts: list[list[int]], new: int) -> int:
+    """Ours."""
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True))
+    return sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
-def bench_continuous_batching(model: Any, repeats: int) -> dict[str, float]:
-    """transformers' generate_batch with its defaults."""
-    from transformers import GenerationConfig
+def run_generate(model: Any, prompts: list[list[int]], new: int) -> int:
+    """transformers.generate on the whole batch at once; rows have one length, so no padding is wasted."""
+    ids = torch.tensor(prompts, device=model.device)
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return out.numel() - ids.numel()
 
-    rates = {}
-    for name, (count, length, new) in WORKLOADS.items():
-        config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        prompts = make_prompts(count, length)
-        tokens = []
 
-        def run(p: list[list[int]] = prompts, c: Any = config, t: list[int] = tokens) -> None:
-            results = model.generate_batch(inputs=p, generation_config=c, progress_bar=False)
-            t.append(sum(len(r.generated_tokens) for r in results.values()))
+def run_continuous_batching(model: Any, prompts: list[list[int]], new: int) -> int:
+    """transformers' generate_batch with its defaults, at our batch size and step budget."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
-        seconds = timed(run, repeats)
-        rates[name] = tokens[-1] / seconds
-    return rates
+    results = model.generate_batch(
+        inputs=prompts,
+        generation_config=GenerationConfig(
+            max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0
+        ),
+        continuous_batching_config=ContinuousBatchingConfig(
+            max_batch_tokens=8192, max_requests_per_batch=256, allow_block_sharing=False
+        ),
+        progress_bar=False,
+    )
+    return sum(len(result.generated_tokens) for result in results.values())
+
+
+PEERS = {
+    "transformers generate": run_generate,
+    "transformers continuous batching": run_continuous_batching,
+}
 
 
 def agreement(llm: LLM, model: Any, count: int = 8, new: int = 64) -> dict[str, float]:
@@ -181,7 +194,8 @@ def main() -> None:
             enable_prefix_caching=False,
         )
         report: dict[str, Any] = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__}
-        report["core_runner"] = bench_core_runner(llm, args.repeats)
+        report["transformers"] = importlib.metadata.version("transformers")
+        report["core_runner"] = bench("core_runner", partial(run_core_runner, llm), args.repeats)
         report["profile"] = profile_decode(llm)
         peer = load_peer(directory, llm.engine.runner.model_state.model.model.state_dict())
         report["agreement"] = agreement(llm, peer)
@@ -189,8 +203,8 @@ def main() -> None:
         if not args.skip_peers:
             del llm
             torch.cuda.empty_cache()
-            report["transformers generate"] = bench_generate(peer, 1)
-            report["transformers continuous batching"] = bench_continuous_batching(peer, 1)
+            for name, run in PEERS.items():
+                report[name] = bench(name, partial(run, peer), 1)
     print_report(report)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
@@ -198,11 +212,11 @@ def main() -> None:
 
 def print_report(report: dict[str, Any]) -> None:
     """The table: output tokens per second, and each peer's ratio to ours."""
-    print(f"{report['machine']}, torch {report['torch']}")
+    print(f"{report['machine']}, torch {report['torch']}, transformers {report['transformers']}")
     print("agreement with transformers:", report["agreement"])
     ours = report["core_runner"]
     print(f"{'output tokens/s':<36}{'batch':>10}{'single':>10}")
-    for name in ("core_runner", "transformers generate", "transformers continuous batching"):
+    for name in ("core_runner", *PEERS):
         if name in report:
             rates = report[name]
             ratio = (

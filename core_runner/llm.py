@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 from core_runner.config import RunnerConfig
@@ -106,7 +107,7 @@ class LLM:
 
     def render_chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Prompt]:
         """The token ids of conversations through the tokenizer's chat template, ready for the answer."""
-        many = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer = self._require_tokenizer()
         return [tokenizer.apply_chat_template(conversation) for conversation in many]
 
@@ -218,7 +219,11 @@ def _refusal(req_id: str, prompt: str | None, error: str) -> RequestOutput:
 
 def _default_params(defaults: GenerationDefaults) -> SamplingParams:
     """What the checkpoint recommends; greedy where it recommends no sampling."""
-    given = {"temperature": defaults.temperature, "top_k": defaults.top_k, "top_p": defaults.top_p}
+    given: dict[str, Any] = {
+        "temperature": defaults.temperature,
+        "top_k": defaults.top_k,
+        "top_p": defaults.top_p,
+    }
     chosen = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(**(chosen or {"temperature": 0.0}))
 
@@ -227,12 +232,8 @@ def _as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list: a flat list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    items = list(prompts)
-    if items and all(
-        not isinstance(item, str | Mapping | Sequence) and not hasattr(item, "ndim") for item in items
-    ):
-        return [items]
-    return items
+    items: list[Any] = list(prompts)
+    return [items] if items and all(isinstance(item, Integral) for item in items) else items
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -95,8 +96,8 @@ def _pick_dtype(name: str | None, device: torch.device, checkpoint: CheckpointCo
         return _DTYPES[name]
     if device.type == "cpu":
         return torch.float32
-    stored = getattr(checkpoint.hf_config, "dtype", None)
-    return stored if stored in _DTYPES.values() else torch.bfloat16
+    stored: Any = getattr(checkpoint.hf_config, "dtype", None)
+    return stored if isinstance(stored, torch.dtype) and stored in _DTYPES.values() else torch.bfloat16
 
 
 def _pick_max_model_len(

@@ -54,6 +54,7 @@ class ModelRunner:
             config.max_num_reqs,
             self.max_model_len,
             self.device,
+            poison=config.poison,
         )
         self.inputs = InputPreparer(
             self.request_states, self.block_tables, config.max_num_batched_tokens, self.device
@@ -65,6 +66,7 @@ class ModelRunner:
         self._num_rejected = torch.zeros(config.max_num_reqs, dtype=torch.int32, device=self.device)
         self._pending: tuple[InputBatch, torch.Tensor] | None = None
         self.num_blocks, self.caches = self._build_caches()
+        self.block_tables.num_blocks = [self.num_blocks] * len(self.cache_groups)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:

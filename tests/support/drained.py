@@ -24,7 +24,7 @@ def drained_llms() -> Iterator[Drained]:
     made: list[tuple[LLM, dict[str, Any], list[int]]] = []
 
     def make(model: str | None = None, **options: Any) -> LLM:
-        llm = LLM(model, poison=True, **options)
+        llm = LLM(model, **{"poison": True, **options})
         first = llm.generate(_PROBE, _PARAMS)[0].outputs[0].token_ids
         made.append((llm, _free(llm), first))
         return llm
