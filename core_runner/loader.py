@@ -10,8 +10,9 @@ import torch
 
 from core_runner.config import RunnerConfig
 from core_runner.errors import ConfigError
-from model_states import CacheGroup, CapabilityError, CheckpointConfig, ModelConfig, ModelState, PluginManager
+from model_states import CacheGroup, CheckpointConfig, ModelConfig, ModelState, PluginManager
 from model_states.loading import load_checkpoint_config
+from model_states.selection import check_capability
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +62,8 @@ def pick_device(name: str | None) -> torch.device:
 
 def use_prefix_cache(config: RunnerConfig, state: ModelState) -> bool:
     """Whether prefix blocks are shared: as asked, or where the model state can."""
-    able = "prefix_cache" in state.capabilities
-    if config.enable_prefix_caching and not able:
-        raise CapabilityError(
-            f"enable_prefix_caching=True, but model state {state.name!r} has no 'prefix_cache' capability; leave it out"
-        )
-    if config.enable_prefix_caching is None and not able:
-        logger.info("prefix caching is off: model state %r cannot share cached prefixes", state.name)
-    return able and config.enable_prefix_caching is not False
+    wanted = config.enable_prefix_caching
+    return wanted is not False and check_capability(type(state), "prefix_cache", chosen=wanted is True)
 
 
 def choose_num_blocks(

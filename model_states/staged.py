@@ -226,7 +226,7 @@ def _check_mapping(host: torch.Tensor, mapped: torch.Tensor) -> None:
 
 
 def _allocate_pinned(num_bytes: int) -> PinnedBuffer:
-    event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event: Event = torch.cuda.Event()
     return PinnedBuffer(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True), event)
 
 
