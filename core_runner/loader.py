@@ -39,6 +39,14 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
         load_format=config.load_format,
         progress=progress,
     )
+    logger.info(
+        "loading %s as %s on %s in %s, up to %d tokens a request",
+        checkpoint.architecture,
+        state_class.name,
+        device,
+        model_config.dtype,
+        model_config.max_model_len,
+    )
     return plugins.construct(state_class, model_config)
 
 
@@ -83,7 +91,14 @@ def choose_num_blocks(
             f"{free_bytes / 2**30:.2f} GiB are free for caches, less than one block; raise gpu_memory_utilization "
             f"(now {config.gpu_memory_utilization}) or lower max_num_batched_tokens"
         )
-    return int(min(wanted, affordable))
+    num_blocks = int(min(wanted, affordable))
+    logger.info(
+        "caches: %d blocks of %d cache groups, %d tokens in full",
+        num_blocks,
+        len(groups),
+        num_blocks * groups[0].block_size,
+    )
+    return num_blocks
 
 
 def _pick_dtype(name: str | None, device: torch.device, checkpoint: CheckpointConfig) -> torch.dtype:
