@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.drained import Drained
+from support.phases import pushing_out
 from support.reference import assert_exact
 
 from core_runner import SamplingParams
@@ -14,28 +15,11 @@ from core_runner import SamplingParams
 if TYPE_CHECKING:
     from conftest import TinyModel
 
-    from core_runner import LLM, RequestOutput
+    from core_runner import RequestOutput
 
 BLOCK_SIZE = 16
 AT_LENGTHS = (15, 16, 17, 31, 32, 33)
 MAX_TOKENS = 7
-
-
-def _preempt_at(llm: LLM, length: int) -> list[int]:
-    """Make the scheduler push out each request once, when it knows `length` tokens; returns how often it did."""
-    scheduler, pushed_out = llm.engine.scheduler, []
-    schedule = scheduler.schedule
-
-    def push_out_first():
-        for slot in scheduler._slots.running().tolist():
-            request = scheduler._slots.requests_np[slot]
-            if request.num_preemptions == 0 and request.num_tokens >= length:
-                pushed_out.append(request.num_tokens)
-                scheduler._preempt(request)
-        return schedule()
-
-    scheduler.schedule = push_out_first
-    return pushed_out
 
 
 def _check(outputs: list[RequestOutput], prompts: list[list[int]], model: TinyModel, max_tokens: int) -> None:
@@ -57,15 +41,14 @@ def test_preemption_at_a_block_edge(is_async: bool, prefix: bool, llama: TinyMod
     llm = drained(
         llama.directory, enable_prefix_caching=prefix, async_scheduling=is_async, num_blocks=14, **options
     )
-    schedule, draw = llm.engine.scheduler.schedule, random.Random(11)
+    draw = random.Random(11)
     greedy = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=1)
     for length in AT_LENGTHS:
         before = llm.stats().preemptions
-        pushed_out = _preempt_at(llm, length)
         # Fresh ids each time, so that without a hit of an earlier round all of it is computed again.
         prompts = [[draw.randrange(3, 211) for _ in range(length - 3)] for _ in range(2)]
-        deltas = list(llm.stream(prompts, greedy))
-        del llm.engine.scheduler.schedule
+        with pushing_out(llm.engine, length) as pushed_out:
+            deltas = list(llm.stream(prompts, greedy))
         assert pushed_out.count(length) >= (1 if is_async else 2), f"{pushed_out}"
         assert llm.stats().preemptions - before >= 2
         last = sorted((d for d in deltas if d.output is not None), key=lambda delta: delta.request_index)
@@ -74,7 +57,6 @@ def test_preemption_at_a_block_edge(is_async: bool, prefix: bool, llama: TinyMod
         for index, output in enumerate(outputs):
             streamed = [token for d in deltas if d.request_index == index for token in d.token_ids]
             assert streamed == output.outputs[0].token_ids, "the stream has a gap or a repeat"
-    assert llm.engine.scheduler.schedule == schedule
 
 
 @pytest.mark.parametrize("prefix", [False, True])

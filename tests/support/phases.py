@@ -1,10 +1,11 @@
-"""Callbacks between the phases of an engine's step, where a caller of another thread of thought may come in."""
+"""Things that happen to an engine between the phases of its steps: callbacks, and forced preemptions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from core_runner import Engine
 
@@ -32,7 +33,7 @@ class _Output:
 
 
 @contextmanager
-def at_phases(engine: Engine, callback: Callable[[str], None]) -> Any:
+def at_phases(engine: Engine, callback: Callable[[str], None]) -> Iterator[None]:
     """Call `callback(phase)` at every phase of `engine.step` while entered; "after update" is between steps."""
     scheduler, runner = engine.scheduler, engine.runner
     schedule, execute_model, sample_tokens = scheduler.schedule, runner.execute_model, runner.sample_tokens
@@ -57,9 +58,28 @@ def at_phases(engine: Engine, callback: Callable[[str], None]) -> Any:
         callback("after update")
         return updates
 
-    scheduler.schedule, runner.execute_model = telling_schedule, telling_execute
-    runner.sample_tokens, engine.step = telling_sample, telling_step
-    try:
+    with (
+        patch.object(scheduler, "schedule", telling_schedule),
+        patch.object(runner, "execute_model", telling_execute),
+        patch.object(runner, "sample_tokens", telling_sample),
+        patch.object(engine, "step", telling_step),
+    ):
         yield
-    finally:
-        del scheduler.schedule, runner.execute_model, runner.sample_tokens, engine.step
+
+
+@contextmanager
+def pushing_out(engine: Engine, length: int) -> Iterator[list[int]]:
+    """Preempt each request once, in the first step in which it knows `length` tokens; gives the lengths."""
+    scheduler, schedule = engine.scheduler, engine.scheduler.schedule
+    pushed_out: list[int] = []
+
+    def push_out_first() -> Any:
+        for slot in scheduler._slots.running().tolist():
+            request = scheduler._slots.requests_np[slot]
+            if request.num_preemptions == 0 and request.num_tokens >= length:
+                pushed_out.append(request.num_tokens)
+                scheduler._preempt(request)
+        return schedule()
+
+    with patch.object(scheduler, "schedule", push_out_first):
+        yield pushed_out
