@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
+from core_runner.allowed_ids import explain_nothing_left
 from core_runner.errors import RequestError
 
 MAX_LOGPROBS = 256
+MAX_COMPLETIONS = 4096
+# Far past any logit, and far from the end of float32.
+_MAX_BIAS = 1e30
 _INT32_MAX = 2**31 - 1
 
 
@@ -25,9 +29,18 @@ class SamplingParams:
     max_tokens: most tokens to generate; None is what `max_model_len` leaves.
     stop_token_ids: ids that end the request beside the model's own end ids. stop: strings that end it, cut
     from the text. ignore_eos: do not end at the model's end ids (stop_token_ids still do).
-    logprobs: None for none; n gives log-probabilities of the sampled id and of the n best ids, of the logits
-    before temperature and filters. priority: smaller runs earlier under the "priority" policy. cache_salt:
-    prefix blocks are shared only among requests of one salt.
+    logprobs: None for none; n gives log-probabilities of the sampled id and of the n best ids. logprobs_mode:
+    "raw" takes them from the model's logits, "processed" from the distribution that is sampled from: after
+    every mask, bias, penalty, temperature and filter. prompt_logprobs: the same for each prompt token, raw.
+    repetition_penalty: a logit of an id that the prompt or the output holds is divided by it if positive, else
+    multiplied. frequency_penalty, presence_penalty: subtracted for each time, and for the first time, that the
+    output holds the id. logit_bias: added to the logit of an id; -inf forbids the id.
+    allowed_token_ids: the only ids that may be sampled; None allows all. bad_words: token sequences, or words
+    as text (`LLM` turns them into tokens), that the output never completes. min_tokens: until the output is
+    that long, no id that ends a request (the model's end ids, also under ignore_eos, and stop_token_ids) is
+    sampled and no stop string ends it. n: completions of the prompt.
+    priority: smaller runs earlier under the "priority" policy. cache_salt: prefix blocks are shared only among
+    requests of one salt.
     """
 
     temperature: float = 1.0
@@ -40,6 +53,17 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    prompt_logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    # A dictionary has no hash; equality still looks at it.
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str | Sequence[int]] = ()
+    min_tokens: int = 0
+    n: int = 1
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
@@ -54,11 +78,22 @@ class SamplingParams:
         self._check_int("seed", -(2**63), 2**63 - 1, optional=True)
         self._check_int("max_tokens", 1, _INT32_MAX, optional=True)
         self._check_int("logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._check_int("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._check_int("min_tokens", 0, _INT32_MAX)
+        self._check_int("n", 1, MAX_COMPLETIONS)
+        self._check_number("repetition_penalty", 0.0, math.inf, open_low=True)
+        self._check_number("frequency_penalty", -2.0, 2.0)
+        self._check_number("presence_penalty", -2.0, 2.0)
+        self._check_choice("logprobs_mode", ("raw", "processed"))
         self._check_type("ignore_eos", bool)
         self._check_type("skip_special_tokens", bool)
         self._check_type("cache_salt", str)
         self._check_stop()
-        self._check_stop_token_ids()
+        self._check_token_ids("stop_token_ids")
+        self._check_token_ids("allowed_token_ids", optional=True)
+        self._check_logit_bias()
+        self._check_bad_words()
+        self._check_together()
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -93,13 +128,56 @@ class SamplingParams:
             raise RequestError(f"stop={stop!r} must be a string or a sequence of non-empty strings")
         self._set("stop", values)
 
-    def _check_stop_token_ids(self) -> None:
-        values = _as_tuple(self.stop_token_ids)
-        if values is None or any(not _is_int(t) or t < 0 for t in values):
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise RequestError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
+
+    def _check_token_ids(self, name: str, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        ids = _as_token_ids(value)
+        if ids is None:
+            raise RequestError(f"{name}={value!r} must be token ids (integers, 0 or more)")
+        self._set(name, ids)
+
+    def _check_logit_bias(self) -> None:
+        bias = self.logit_bias
+        if bias is None:
+            return
+        if not isinstance(bias, Mapping) or _as_token_ids(bias) is None:
+            raise RequestError(f"logit_bias={bias!r} must map token ids (integers, 0 or more) to numbers")
+        for token_id, value in bias.items():
+            number = _as_float(value)
+            # Minus infinity is how an id is forbidden.
+            forbids = isinstance(value, Real) and value == -math.inf
+            if not forbids and (number is None or abs(number) > _MAX_BIAS):
+                raise RequestError(
+                    f"logit_bias={{{token_id!r}: {value!r}}} must be -inf or a number in "
+                    f"[{-_MAX_BIAS:g}, {_MAX_BIAS:g}]"
+                )
+        self._set("logit_bias", {int(token_id): float(value) for token_id, value in bias.items()})
+
+    def _check_bad_words(self) -> None:
+        """Words stay text until a tokenizer is at hand; token sequences become tuples."""
+        words = None if isinstance(self.bad_words, str) else _as_tuple(self.bad_words)
+        values = [word if isinstance(word, str) else _as_token_ids(word) for word in words or ()]
+        if words is None or not all(values):
             raise RequestError(
-                f"stop_token_ids={self.stop_token_ids!r} must be token ids (integers, 0 or more)"
+                f"bad_words={self.bad_words!r} must be a sequence of non-empty strings or token sequences"
             )
-        self._set("stop_token_ids", tuple(int(t) for t in values))
+        self._set("bad_words", tuple(values))
+
+    def _check_together(self) -> None:
+        """Refuse options that contradict each other whatever the model is; admission knows the rest."""
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; lower one or raise the other"
+            )
+        problem = explain_nothing_left(self)
+        if problem:
+            raise RequestError(problem)
 
 
 def _is_int(value: object) -> bool:
@@ -120,3 +198,11 @@ def _as_float(value: object) -> float | None:
 def _as_tuple(value: object) -> tuple[Any, ...] | None:
     """The values of an iterable; None for what is not one."""
     return tuple(value) if isinstance(value, Iterable) else None
+
+
+def _as_token_ids(value: object) -> tuple[int, ...] | None:
+    """Token ids as plain integers; None for anything else."""
+    ids = None if isinstance(value, str) else _as_tuple(value)
+    if ids is None or not all(_is_int(i) and i >= 0 for i in ids):
+        return None
+    return tuple(int(i) for i in ids)
