@@ -18,8 +18,7 @@ from core_runner.text.tokenizer import Tokenizer
 
 _BYTE_PIECE = re.compile(r"^<0x[0-9A-Fa-f]{2}>$")
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-# A character has at most 4 bytes: the last 3 ids may lie in one that is not complete, earlier ids cannot.
-_OPEN_IDS = 3
+# A whole character has at most 4 bytes: so many ids without one are no character that is still to come.
 _CROWDED = 16
 
 
@@ -66,6 +65,7 @@ class IncrementalDetokenizer:
         """What was held back, and a broken character if the ids end inside one. Push nothing after it."""
         if self.stopped is not None:
             return ""
+        # No id will follow, so a run of bytes is what it is, and half a character is a broken one.
         self._pending += self._byte_run
         self._byte_run = []
         rest = self._decode(self._context + self._pending)[len(self._context_text) :]
@@ -76,6 +76,7 @@ class IncrementalDetokenizer:
         piece = self._tokenizer.piece(token_id)
         if piece is None or token_id in self._skipped:
             return
+        # Its place is behind the bytes that wait, whose run it ends unless it is one itself.
         self._byte_run.append(token_id)
         if not _BYTE_PIECE.match(piece):
             self._pending += self._byte_run
@@ -88,6 +89,7 @@ class IncrementalDetokenizer:
             return self._settle_crowded(whole)
         delta = whole[len(self._context_text) :]
         if delta:
+            # Ids without text make no context: the space of the id after them would be taken for a leading one.
             self._slide(len(self._pending))
         return delta
 
@@ -98,7 +100,7 @@ class IncrementalDetokenizer:
         """
         if len(self._pending) < _CROWDED:
             return ""
-        for split in range(len(self._pending) - _OPEN_IDS, 0, -1):
+        for split in range(len(self._pending) - 1, 0, -1):
             head = self._decode(self._context + self._pending[:split])
             if head + self._decode(self._pending[split:]) == whole:
                 delta = head[len(self._context_text) :]

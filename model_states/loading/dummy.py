@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from model_states.config import ModelConfig
+from model_states.errors import CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,11 +23,20 @@ def build_dummy_model(config: ModelConfig, model_class: Any, attn_implementation
     One device and one release of torch give the same weights each time; the caller's random state stays.
     """
     hf_config = copy.deepcopy(config.checkpoint.hf_config)
+    options = {"dtype": config.dtype, "attn_implementation": attn_implementation}
+    if hasattr(model_class, "from_config"):
+        options["trust_remote_code"] = config.checkpoint.trust_remote_code
+    # An auto class has the public name, a model class the underscored one; both do the same.
     build = getattr(model_class, "from_config", None) or model_class._from_config
     cuda = [config.device] if config.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.device(config.device):
         torch.manual_seed(DUMMY_SEED)
-        model = build(hf_config, dtype=config.dtype, attn_implementation=attn_implementation)
+        try:
+            model = build(hf_config, **options)
+        except (ValueError, ImportError) as error:
+            raise CheckpointError(
+                f"model {config.checkpoint.model!r} could not be built from config.json: {error}"
+            ) from error
         _fill(model, torch.Generator(config.device).manual_seed(DUMMY_SEED))
     return model
 

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 Progress = Callable[[str, int, int], None]
+# What transformers logs and the loader says itself, with the tensors' names: its report, and heads that differ.
 _REPORT = "LOAD REPORT"
+_TWO_HEADS = "but both are present in the checkpoints"
 
 
 class _Reporter:
@@ -47,7 +49,7 @@ class _Reporter:
 
 @contextmanager
 def reported_loading(progress: Progress | None) -> Iterator[list[str]]:
-    """Within it transformers draws no bar and prints no load report; the reports are in the yielded list.
+    """Within it transformers draws no bar and logs no load report; the reports are in the yielded list.
 
     The bar's steps go to `progress(what, done, total)`, one per tensor. The hook is the process's: two models
     that load at once in two threads may count into each other's bar, never into each other's weights.
@@ -60,7 +62,7 @@ def reported_loading(progress: Progress | None) -> Iterator[list[str]]:
         text = record.getMessage()
         if _REPORT in text:
             reports.append(text)
-        return _REPORT not in text
+        return _REPORT not in text and _TWO_HEADS not in text
 
     logger = hf_logging.get_logger("transformers.modeling_utils")
     previous = hf_logging.set_tqdm_hook(lambda factory, args, options: _Reporter(progress, args, options))

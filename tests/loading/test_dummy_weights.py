@@ -6,6 +6,8 @@ from tiny_checkpoints import SIZES, load, save_tiny
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -72,6 +74,17 @@ def test_buffers_are_those_of_a_loaded_model(tmp_path, rope, dtype):
     if rope["rope_type"] == "default":
         exponents = torch.arange(0, 8, 2, dtype=torch.float32) / 8
         torch.testing.assert_close(dummy["model.rotary_emb.inv_freq"], 5e5**-exponents)
+
+
+def test_vectors_that_start_random_repeat_too(tmp_path):
+    sizes = {**SIZES, "num_hidden_layers": 1, "num_local_experts": 4, "head_dim": 8}
+    save_tiny(tmp_path, model=GptOssForCausalLM(GptOssConfig(**sizes)))
+    sinks = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        sinks.append(load(tmp_path, "eager", load_format="dummy").model.layers[0].self_attn.sinks)
+    assert sinks[0].std() > 0
+    assert torch.equal(*sinks)
 
 
 def test_a_tied_head_stays_tied(tmp_path):

@@ -15,7 +15,13 @@ from tiny_checkpoints import (
     load,
     save_tiny,
 )
-from transformers import LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    AyaVisionConfig,
+    AyaVisionForConditionalGeneration,
+    LlamaForCausalLM,
+    VipLlavaConfig,
+    VipLlavaForConditionalGeneration,
+)
 
 from model_states.errors import CheckpointError
 
@@ -85,7 +91,15 @@ def test_tied_without_head_or_embedding_fails(tmp_path):
         load(tmp_path)
 
 
-def composite(tied):
+# A class and the answer that it gives where config.json does not say.
+COMPOSITES = {
+    False: (VipLlavaConfig, VipLlavaForConditionalGeneration),
+    True: (AyaVisionConfig, AyaVisionForConditionalGeneration),
+}
+
+
+def save_composite(directory, *, tied, nested_flag):
+    """A text and a vision part; the flag stands in the text part alone, against the class's own default."""
     vision = {
         "model_type": "clip_vision_model",
         "hidden_size": 16,
@@ -96,27 +110,25 @@ def composite(tied):
         "patch_size": 4,
         "projection_dim": 16,
     }
+    config_class, model_class = COMPOSITES[not nested_flag]
     text = {"model_type": "llama", **SIZES}
     torch.manual_seed(2)
-    config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=1, tie_word_embeddings=tied
-    )
-    return LlavaForConditionalGeneration(config)
+    config = config_class(vision_config=vision, text_config=text, tie_word_embeddings=tied)
+    expected = save_tiny(directory, model=model_class(config))
+    nested = {**expected.config.to_dict()["text_config"], "tie_word_embeddings": nested_flag}
+    edit_config(directory, drop=("tie_word_embeddings",), text_config=nested)
+    return expected
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_flag_in_the_nested_text_config_alone_is_honoured(tmp_path, tied):
-    expected = save_tiny(tmp_path, model=composite(tied))
-    text = {**expected.config.to_dict()["text_config"], "tie_word_embeddings": tied}
-    edit_config(tmp_path, drop=("tie_word_embeddings",), text_config=text)
+    expected = save_composite(tmp_path, tied=tied, nested_flag=tied)
     model = load(tmp_path)
     assert (model.lm_head.weight is model.get_input_embeddings().weight) is tied
     assert_same_weights(model, expected)
 
 
 def test_a_nested_flag_that_says_untied_fails_without_a_head(tmp_path):
-    expected = save_tiny(tmp_path, model=composite(True))
-    text = {**expected.config.to_dict()["text_config"], "tie_word_embeddings": False}
-    edit_config(tmp_path, drop=("tie_word_embeddings",), text_config=text)
+    save_composite(tmp_path, tied=True, nested_flag=False)
     with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
         load(tmp_path)

@@ -204,6 +204,13 @@ def test_the_config_of_the_checkpoint_is_not_changed(tmp_path):
     assert config.checkpoint.hf_config.dtype == torch.float32
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_an_attention_that_the_class_does_not_take_is_refused(tmp_path, load_format):
+    save_tiny(tmp_path)
+    with pytest.raises(CheckpointError, match="no_such_attention"):
+        load(tmp_path, "no_such_attention", load_format=load_format)
+
+
 def test_a_model_type_without_a_class_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard", "architectures": ["Unheard"]}))
     with pytest.raises(UnsupportedModelError, match="Unheard"):

@@ -39,9 +39,9 @@ def model_config(directory, **options):
     return ModelConfig(checkpoint=checkpoint, **{**sizes, **defaults, **options})
 
 
-def load(directory, **options):
+def load(directory, attention="sdpa", **options):
     """Load a directory as a plugin would."""
-    return load_transformers_model(model_config(directory, **options), attn_implementation="sdpa")
+    return load_transformers_model(model_config(directory, **options), attn_implementation=attention)
 
 
 def edit_config(directory, drop=(), **changes):

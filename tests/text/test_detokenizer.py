@@ -104,6 +104,15 @@ def test_special_tokens_are_skipped_or_kept():
     assert "".join(stream(IncrementalDetokenizer(tokenizer, False), ids)) == "<s>cat<x> mat</s>"
 
 
+@pytest.mark.parametrize("build", [byte_fallback, metaspace])
+def test_ids_without_text_keep_the_space_of_the_next_word(build):
+    tokenizer = Tokenizer(build())
+    the, cat, empty = tokenizer.hf.convert_tokens_to_ids(["▁the", "▁cat", ""])
+    assert tokenizer.decode([empty]) == ""
+    deltas = stream(IncrementalDetokenizer(tokenizer), [the, empty, cat, empty, empty, the])
+    assert "".join(deltas) == "the cat the"
+
+
 def test_a_transformers_tokenizer_is_accepted_as_it_is():
     hf = byte_level()
     assert "".join(stream(IncrementalDetokenizer(hf), hf.encode("the cat"))) == "the cat"

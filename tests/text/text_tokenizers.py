@@ -23,7 +23,7 @@ def byte_level():
 
 def byte_fallback():
     letters = sorted(set("thecasonmdiwlfqu.,'\n") | {"▁"})
-    pieces = ["<unk>", *[f"<0x{b:02X}>" for b in range(256)], *letters]
+    pieces = ["<unk>", *[f"<0x{b:02X}>" for b in range(256)], *letters, ""]
     merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("c", "a"), ("▁", "ca"), ("▁ca", "t"), ("a", "t")]
     vocab = {piece: i for i, piece in enumerate(pieces + [a + b for a, b in merges])}
     tokenizer = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
@@ -35,7 +35,22 @@ def byte_fallback():
 
 
 def metaspace():
-    pieces = ["<unk>", "▁", "▁the", "▁cat", "▁sat", "s", ".", ",", "a", "t", "é", "你", "好"]
+    pieces = [
+        "<unk>",
+        "▁",
+        "▁the",
+        "▁cat",
+        "▁sat",
+        "s",
+        ".",
+        ",",
+        "a",
+        "t",
+        "é",
+        "你",
+        "好",
+        "",
+    ]  # the empty piece leaves no text
     tokenizer = Tokenizer(models.Unigram([(p, -1.0 - len(p) * 0.1) for p in pieces], unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
