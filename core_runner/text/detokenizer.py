@@ -58,6 +58,7 @@ class IncrementalDetokenizer:
         before = len(self._pending)
         for token_id in token_ids:
             self._take(int(token_id))
+        # Decoded once for all ids of a step: a step may accept several.
         added = len(self._pending) > before
         return self._emit(self._stops.push(self._settle()) if added else "")
 

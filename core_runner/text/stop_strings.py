@@ -25,6 +25,7 @@ class StopStrings:
             _, start, self.found = min(ends)
             self._held = ""
             return text[:start]
+        # The longest tail of any of them stays: what is out cannot be taken back.
         keep = max(_overlap(text, s) for s in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

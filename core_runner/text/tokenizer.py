@@ -57,6 +57,7 @@ class Tokenizer:
                 "a checkpoint that was trained for chat"
             )
         _check_messages(messages)
+        # Ids are what the runner takes, whatever form a caller of transformers is used to.
         options = {**options, "tokenize": True, "return_dict": False}
         try:
             ids = self.hf.apply_chat_template(

@@ -102,6 +102,7 @@ def _architecture(model: str, raw: Mapping[str, Any]) -> str:
 def _default_class_name(model_type: Any) -> str | None:
     from transformers.models.auto import modeling_auto
 
+    # A decoder alone goes before a speech model: one model type may have both.
     for table in ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"):
         name = getattr(modeling_auto, table, {}).get(model_type)
         if name is not None:

@@ -28,7 +28,9 @@ def build_dummy_model(config: ModelConfig, model_class: Any, attn_implementation
         options["trust_remote_code"] = config.checkpoint.trust_remote_code
     # An auto class has the public name, a model class the underscored one; both do the same.
     build = getattr(model_class, "from_config", None) or model_class._from_config
+    # Both generators are kept as they were: a benchmark must not change what its caller samples.
     cuda = [config.device] if config.device.type == "cuda" else []
+    # Under the device's context buffers are computed where they live, as a real load leaves them.
     with torch.random.fork_rng(devices=cuda), torch.device(config.device):
         torch.manual_seed(DUMMY_SEED)
         try:

@@ -34,6 +34,7 @@ def find_weight_files(model: str) -> WeightFiles:
     Raises CheckpointError naming the file: none at all, pickles only, a shard that is missing, truncated or
     lacks a tensor that the index promises, a tensor that two unindexed files hold.
     """
+    # In transformers' own order, so that a directory with both means the same to it and to us.
     single = find_file(model, SINGLE)
     if single is not None:
         tensor_names(single)
@@ -55,6 +56,7 @@ def _indexed_files(model: str, index: Path) -> list[Path]:
 
 
 def _indexed_file(model: str, index: Path, filename: str, tensors: list[str]) -> Path:
+    # An index is data from elsewhere: it must not lead out of the checkpoint, nor to a pickle.
     if Path(filename).name != filename or not filename.endswith(".safetensors"):
         raise CheckpointError(
             f"{index} names {filename!r}; only .safetensors files beside the index are read"
@@ -65,6 +67,7 @@ def _indexed_file(model: str, index: Path, filename: str, tensors: list[str]) ->
             f"model {model!r}: {filename} is missing; {INDEX} expects {len(tensors)} tensors in it, "
             f"{tensors[0]} among them; download the checkpoint again"
         )
+    # A shard of another download is whole in itself; only its names show that it is the wrong one.
     absent = sorted(set(tensors) - set(tensor_names(path)))
     if absent:
         raise CheckpointError(
@@ -79,6 +82,7 @@ def _unindexed_files(model: str) -> WeightFiles:
         raise _no_weights(model)
     _require_whole_series(model, names)
     paths = [path for name in names if (path := find_file(model, name)) is not None]
+    # Which file would win is a guess where two hold one tensor: two copies, or two checkpoints in one place.
     owner: dict[str, Path] = {}
     for path in paths:
         for tensor in tensor_names(path):

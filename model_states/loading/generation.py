@@ -34,7 +34,9 @@ def load_generation_config(checkpoint: CheckpointConfig) -> GenerationDefaults:
     path = find_file(checkpoint.model, "generation_config.json")
     generation = read_json(path) if path else {}
     sources = (generation, checkpoint.raw_config, _text_config(checkpoint))
+    # Where several begin ids are named, the first is the one that starts a text.
     begin = _token_ids(checkpoint.model, "bos_token_id", sources)
+    # transformers ignores these numbers without do_sample, and checkpoints carry stale ones.
     sampled = bool(generation.get("do_sample", False))
     return GenerationDefaults(
         eos_token_ids=_token_ids(checkpoint.model, "eos_token_id", sources),
@@ -57,6 +59,7 @@ def _token_ids(model: str, name: str, sources: tuple[Mapping[str, Any], ...]) ->
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
+        # bool is an int to Python; true is no token id.
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise CheckpointError(f"model {model!r}: {name}={value!r} must be a token id or a list of them")
         return tuple(dict.fromkeys(ids))

@@ -16,6 +16,7 @@ def find_file(model: str, filename: str) -> Path | None:
     Raises CheckpointError: no such directory and no such hub name, no access, or the hub is out of reach and
     the cache holds nothing of this model.
     """
+    # A directory goes before the hub: what lies on this machine is what the caller sees.
     directory = Path(model).expanduser()
     if directory.is_dir():
         path = directory / filename
@@ -49,6 +50,7 @@ def _find_on_hub(model: str, filename: str) -> Path | None:
             f"model {model!r}: no such directory, and the hub has no such model (or it is private: "
             "log in with `hf auth login`)"
         ) from error
+    # This one first: it is a kind of the "no such entry" below, but says that nobody could be asked.
     except hub.LocalEntryNotFoundError as error:
         # Out of reach: what the cache lacks is unknown; beside a cached config.json it is taken as absent.
         if filename != "config.json" and _is_cached(model):
@@ -87,6 +89,7 @@ def _list_on_hub(model: str) -> list[str]:
     try:
         return list(HfApi().list_repo_files(model))
     except (hub.OfflineModeIsEnabled, hub.HfHubHTTPError, OSError):
+        # Without the hub, the snapshot in the cache is all there is to list.
         config = find_file(model, "config.json")
         return [path.name for path in config.parent.iterdir()] if config else []
 

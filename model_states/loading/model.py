@@ -41,6 +41,7 @@ def load_transformers_model(
             f"model_type {checkpoint.raw_config.get('model_type')!r}; upgrade transformers or install "
             "a plugin for it"
         )
+    # The plugin knows best; then the files; transformers' default serves the many.
     chosen = model_class or _model_class(checkpoint)
     if config.load_format == "dummy":
         model = build_dummy_model(config, chosen, attn_implementation)
@@ -57,6 +58,7 @@ def _model_class(checkpoint: CheckpointConfig) -> Any:
 
     named: Any = getattr(transformers, checkpoint.architecture, None)
     is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+    # A base class without a head is named by some files; with it no token could be sampled.
     if is_model and named.can_generate():
         return named
     return transformers.AutoModelForCausalLM
@@ -69,6 +71,7 @@ def _load(config: ModelConfig, model_class: Any, attn_implementation: str) -> Pr
         try:
             model, info = model_class.from_pretrained(
                 **_source(files),
+                # A copy: transformers writes dtype and attention into it, and the checkpoint may load again.
                 config=copy.deepcopy(checkpoint.hf_config),
                 dtype=config.dtype,
                 attn_implementation=attn_implementation,
@@ -84,6 +87,7 @@ def _load(config: ModelConfig, model_class: Any, attn_implementation: str) -> Pr
     _check_filled(checkpoint.model, info)
     _warn_unused(checkpoint.model, info["unexpected_keys"])
     _warn_second_head(checkpoint.model, model)
+    # Filled on the CPU and moved once: placing tensor by tensor would need accelerate.
     placed: PreTrainedModel = model.to(config.device)
     return placed
 
@@ -123,6 +127,7 @@ def _warn_unused(model: str, names: Iterable[str]) -> None:
 def _warn_second_head(model: str, module: Any) -> None:
     if not getattr(module.config, "tie_word_embeddings", False):
         return
+    # Asked of the module, not of log lines: identity is what tying means.
     head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
     if head is None or embedding is None or head.weight is embedding.weight:
         return
