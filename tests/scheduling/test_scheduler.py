@@ -311,3 +311,25 @@ def test_seed_is_drawn_once_and_kept_through_preemption():
 def test_scheduling_imports_no_torch():
     code = "import sys; import core_runner.scheduling.scheduler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_who_gave_way_returns_only_when_the_others_have_their_next_block():
+    """Else it would be computed again, and thrown out again, every few steps."""
+    sim = Simulation(groups=((4, None),), num_blocks=(21,), seqs=5, length=48, prefix=False)
+    rng = np.random.default_rng(13)
+    for idx in range(30):
+        length, max_tokens = rng.integers(1, 12), int(rng.integers(5, 36))
+        sim.add(f"r{idx}", prompt(rng, length), max_tokens=max_tokens, ignore_eos=True)
+    resumed = 0
+    while sim.is_busy:
+        before = sim.scheduler.stats()
+        step = sim.scheduler.schedule()
+        for new in step.output.new_requests:
+            if new.prefill_len > new.prompt_len:
+                resumed += 1
+                needed = -(-new.prefill_len // 4)
+                assert before.free_blocks[0] >= needed + before.running
+        sim._take(sim.scheduler.update(step, sim.device.execute(step.output)))
+    sim.run()
+    sim.check_exact()
+    assert resumed > 0
