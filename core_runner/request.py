@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from core_runner.errors import RequestError
 from core_runner.sampling_params import SamplingParams
+from core_runner.scheduling.output import PromptLogprobs
 
 IntArray = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -59,6 +60,8 @@ class Request:
     num_cached_tokens: prefix hit of the first admission; -1 before it.
     num_in_flight: samples that were scheduled and are not known yet. It is kept here while the request is
         not running; for a running one the scheduler counts by slot.
+    num_scored_tokens: with prompt_logprobs, leading tokens whose next id a scheduled step has scored.
+    prompt_logprobs: what these steps have brought so far, in order of position.
     block_hashes: block size -> hash chain of the leading full blocks, extended by the prefix cache.
     """
 
@@ -67,6 +70,7 @@ class Request:
     sampling_params: SamplingParams
     seed: int | None = None
     model_inputs: Mapping[str, Any] = field(default_factory=dict)
+    # Copied from the parameters, so that the scheduler reads one object.
     priority: int = field(init=False)
     cache_salt: str = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
@@ -80,12 +84,15 @@ class Request:
     num_cached_tokens: int = field(default=-1, init=False)
     num_preemptions: int = field(default=0, init=False)
     num_in_flight: int = field(default=0, init=False)
+    num_scored_tokens: int = field(default=0, init=False)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list, init=False)
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Convert the prompt, fix the seed, and copy what the scheduler reads from the parameters."""
         self.prompt_token_ids = _as_token_array(self.req_id, self.prompt_token_ids)
         params = self.sampling_params
+        # The kernels take an unsigned stream number; a negative seed keeps one of its own.
         seed = params.seed if self.seed is None else self.seed
         self.seed = (secrets.randbits(63) if seed is None else int(seed)) & _SEED_MASK
         self.priority = params.priority
@@ -101,6 +108,16 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens known on the host: prompt and outputs."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def max_hit_len(self) -> int:
+        """Most leading tokens that a prefix hit may spare.
+
+        One token must be computed, and so must each whose next id is still to be scored.
+        """
+        num_to_score = 0 if self.sampling_params.prompt_logprobs is None else self.prompt_len - 1
+        scored = self.num_scored_tokens
+        return self.num_tokens - 1 if scored >= num_to_score else scored
 
     @property
     def is_finished(self) -> bool:

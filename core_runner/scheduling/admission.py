@@ -120,6 +120,7 @@ class Admission:
         """Admit the queue's first request with a first chunk, or leave it there: (None, 0)."""
         # Looked up anew on every admission: the hit of a resumed request reaches into its outputs.
         hit = self._cache.get_hit(request)
+        # Lengths come after the look-up that changes them.
         left = request.num_tokens - hit.num_tokens
         if left > budget and not self._config.enable_chunked_prefill:
             return None, 0
@@ -154,5 +155,6 @@ def _describe(request: Request, slot: int, num_cached: int) -> NewRequest:
         sampling_params=request.sampling_params,
         seed=request.seed,
         num_computed_tokens=num_cached,
+        num_scored_tokens=request.num_scored_tokens,
         model_inputs=request.model_inputs,
     )

@@ -23,6 +23,8 @@ class NewRequest:
     prefill_token_ids: every token known so far, [prefill_len]; the first `prompt_len` are the user's.
     num_computed_tokens: tokens whose state is in the cache already (a prefix hit); less than prefill_len.
     seed: stream of the request, in [0, 2**63); the same on every admission of one request.
+    num_scored_tokens: with prompt_logprobs, leading tokens whose next id was scored in earlier steps. The runner
+        scores the rest of the prompt, so `num_computed_tokens` must not skip any of it.
     model_inputs: what a model state needs beside tokens (audio features, ...); opaque to the core.
     """
 
@@ -33,6 +35,7 @@ class NewRequest:
     sampling_params: SamplingParams
     seed: int
     num_computed_tokens: int = 0
+    num_scored_tokens: int = 0
     model_inputs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -106,12 +109,22 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of m prompt ids, one after another; column 0 is the id itself, then the best in order."""
+
+    token_ids: npt.NDArray[np.int32]  # [m, n + 1]
+    values: npt.NDArray[np.float32]  # [m, n + 1]
+    ranks: npt.NDArray[np.int32]  # [m], rank of the prompt's id, from 1
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
     """What one step sampled, row by row in the order of its `SchedulerOutput.slots`.
 
     num_sampled[i] is 0 for a prefill chunk that is not the last; ids beyond it are undefined.
     num_rejected[i] counts drafts of the row that were not accepted. failed[i] marks a row whose logits held
-    NaN or allowed no id: its request ends with an error and no other does.
+    NaN or allowed no id: its request ends with an error and no other does. prompt_logprobs: batch row -> the
+    prompt ids that the row's chunk scored; a request's chunks bring them in order, each id once.
     """
 
     sampled_token_ids: npt.NDArray[np.int32]  # [num_reqs, K + 1]
@@ -119,3 +132,4 @@ class ModelRunnerOutput:
     num_rejected: IntArray  # [num_reqs]
     failed: npt.NDArray[np.bool_]  # [num_reqs]
     logprobs: Logprobs | None = None
+    prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=dict)

@@ -48,8 +48,8 @@ class PrefixCache:
         self.no_hit = PrefixHit(0, tuple([] for _ in groups))
 
     def find(self, request: Request) -> PrefixHit:
-        """Longest common hit: a multiple of every block size, and at least one token is left to compute."""
-        length = self._align(request.num_tokens - 1)
+        """Longest common hit: a multiple of every block size, and no longer than the request allows."""
+        length = self._align(request.max_hit_len)
         previous = -1
         # Every group may shorten what the others agreed on; lengths only fall, so this ends.
         while length != previous:

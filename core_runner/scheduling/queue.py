@@ -59,6 +59,7 @@ class WaitingQueue:
     def discard(self, request: Request) -> None:
         """Remove a request from anywhere in the queue, O(1) amortised."""
         self._members.discard(request.arrival)
+        # Entries of discarded requests must not pile up behind one that never surfaces.
         if len(self._heap) > 2 * len(self._members) + 64:
             self._heap = [entry for entry in self._heap if entry[1].arrival in self._members]
             heapq.heapify(self._heap)

@@ -141,6 +141,7 @@ class Scheduler:
 
     def update(self, step: ScheduledStep, output: ModelRunnerOutput) -> list[RequestUpdate]:
         """Take in what a step sampled: one entry for each request that got tokens or ended."""
+        # Ended only after every row was taken: their slots name rows of this step until then.
         updates, ended = self._results.apply(step, output)
         for request, status in ended:
             self._end(request, status)
@@ -181,6 +182,7 @@ class Scheduler:
         # Drafts in flight may be rejected: a later token may count on the rest alone.
         sure = computed - num_drafts * table.num_in_flight_np[slots] if num_drafts else computed
         self._cache.give_back_unseen(slots, sure)
+        # Nearly always there is enough, and one vectorised check serves all rows.
         targets = computed + rows.counts
         if self._cache.grow(slots, targets):
             return rows

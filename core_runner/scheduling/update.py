@@ -66,6 +66,7 @@ class StepResults:
         table, slots = self._slots, step.output.slots[is_live]
         table.num_in_flight_np[slots] -= step.samples[is_live]
         table.num_known_np[slots] += output.num_sampled[is_live]
+        # Without drafts nothing can be rejected, and what was assumed is what happened.
         if step.output.num_draft_tokens is not None:
             table.num_computed_np[slots] -= output.num_rejected[is_live]
             table.num_tokens_np[slots] -= output.num_rejected[is_live]
@@ -90,6 +91,7 @@ class StepResults:
         updates: list[RequestUpdate],
         ended: Ended,
     ) -> None:
+        # Ids of a failed row mean nothing, so it ends without them.
         if output.failed[row]:
             updates.append(RequestUpdate(request, [], "error"))
             ended.append((request, RequestStatus.FINISHED_ERROR))
