@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
@@ -92,7 +92,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_bad_prompt: OnBadPrompt = "raise",
-    ) -> Iterator[TextDelta]:
+    ) -> Generator[TextDelta, None, None]:
         """As `generate`, but text as it comes. Closing the iterator aborts what is not finished."""
         return self._run(self._make_jobs(prompts, sampling_params, on_bad_prompt), stream=True)
 
@@ -127,7 +127,7 @@ class LLM:
 
     # ---- requests
 
-    def _run(self, jobs: Sequence[_Job], stream: bool) -> Iterator[TextDelta]:
+    def _run(self, jobs: Sequence[_Job], stream: bool) -> Generator[TextDelta, None, None]:
         """Feed requests as the queue has room and hand out deltas; on the way out, abort what is left."""
         deltas: deque[TextDelta] = deque()
         waiting = deque(enumerate(jobs))
@@ -164,8 +164,12 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         on_bad_prompt: OnBadPrompt,
     ) -> list[_Job]:
+        if on_bad_prompt not in ("raise", "return"):
+            raise RequestError(f"on_bad_prompt={on_bad_prompt!r} is not one of 'raise', 'return'")
         many = _as_many(prompts)
-        params = _as_params(sampling_params or self.default_sampling_params, len(many))
+        params = _as_params(
+            self.default_sampling_params if sampling_params is None else sampling_params, len(many)
+        )
         jobs = []
         for prompt, param in zip(many, params, strict=True):
             text = prompt if isinstance(prompt, str) else None
@@ -232,13 +236,19 @@ def _as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list: a flat list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    items: list[Any] = list(prompts)
+    plain: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts  # an array, of numpy or torch
+    if not isinstance(plain, Iterable):
+        raise RequestError(f"prompts={prompts!r} must be one or many of text, token ids or mappings")
+    items: list[Any] = list(plain)
     return [items] if items and all(isinstance(item, Integral) for item in items) else items
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise RequestError(f"{len(params)} sampling_params for {count} prompts; give one, or one per prompt")
-    return list(params)
+    many = [params] * count if isinstance(params, SamplingParams) else params
+    if not isinstance(many, list | tuple) or not all(isinstance(param, SamplingParams) for param in many):
+        raise RequestError(
+            f"sampling_params={params!r} must be a SamplingParams, or a list of one per prompt"
+        )
+    if len(many) != count:
+        raise RequestError(f"{len(many)} sampling_params for {count} prompts; give one, or one per prompt")
+    return list(many)

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from core_runner.cli.interrupts import DeferredInterrupt, aborting
+from core_runner.cli.interrupts import DeferredInterrupt
 from core_runner.cli.progress import progress_bars
 from core_runner.cli.prompts import conversation, read_prompts
 from core_runner.cli.results import ResultsFile
@@ -135,7 +135,7 @@ def _prompt_of(llm: LLM, row: Row) -> tuple[Any, str | None]:
 
 def _run_window(llm: LLM, ready: list[tuple[Row, Any]]) -> Generator[dict[str, Any] | None]:
     prompts, params = [prompt for _, prompt in ready], [row.params for row, _ in ready]
-    with aborting(llm.stream(prompts, params, on_bad_prompt="return")) as deltas:
+    with closing(llm.stream(prompts, params, on_bad_prompt="return")) as deltas:
         for delta in deltas:
             if delta.output is None:
                 yield None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +113,6 @@ def _opened(options: dict[str, Any]) -> Iterator[tuple[LLM, float]]:
 
 def _generate_text(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
     """Stream the prompts' texts to stdout; returns whether a request failed."""
-    from core_runner.cli.interrupts import aborting
     from core_runner.cli.prompts import conversation, read_prompts
     from core_runner.cli.stats import Clock
     from core_runner.cli.text import print_logprobs, write_texts
@@ -125,7 +124,7 @@ def _generate_text(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
         if options["chat"]:
             prompts = llm.render_chat([conversation(text, options["system"]) for text in texts])
         clock = Clock(llm, load_s)
-        with aborting(llm.stream(prompts, _sampling(llm, chosen))) as deltas:
+        with closing(llm.stream(prompts, _sampling(llm, chosen))) as deltas:
             for output in write_texts(deltas, len(prompts)):
                 clock.tick()
                 if output is not None and output.error is not None:

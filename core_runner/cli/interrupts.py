@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from core_runner.outputs import TextDelta
-
-
-@contextmanager
-def aborting(deltas: Iterator[TextDelta]) -> Iterator[Iterator[TextDelta]]:
-    """Close a stream of `LLM.stream` on the way out, which aborts what is unfinished."""
-    try:
-        yield deltas
-    finally:
-        if isinstance(deltas, Generator):
-            deltas.close()
+from typing import Any
 
 
 class DeferredInterrupt:
