@@ -147,6 +147,8 @@ class LLM:
             for req_id in unfinished:
                 self._processor.forget(req_id)
                 self.engine.abort(req_id)
+            if not self.engine.scheduler.has_unfinished:
+                self.engine.settle()
 
     def _start(
         self, index: int, job: _Job, unfinished: set[str], deltas: deque[TextDelta], stream: bool

@@ -90,6 +90,10 @@ class Request:
 
     def __post_init__(self) -> None:
         """Convert the prompt, fix the seed, and copy what the scheduler reads from the parameters."""
+        if not isinstance(self.model_inputs, Mapping):
+            raise RequestError(
+                f"request {self.req_id!r}: model_inputs={self.model_inputs!r} must be a mapping"
+            )
         self.prompt_token_ids = _as_token_array(self.req_id, self.prompt_token_ids)
         params = self.sampling_params
         # The kernels take an unsigned stream number; a negative seed keeps one of its own.
@@ -141,7 +145,12 @@ class Request:
 
 
 def _as_token_array(req_id: str, token_ids: Sequence[int] | npt.NDArray[Any]) -> IntArray:
-    array = np.asarray(token_ids if len(token_ids) else np.zeros(0, np.int32))
+    try:
+        array = np.asarray(token_ids if len(token_ids) else np.zeros(0, np.int32))
+    except (TypeError, ValueError) as error:  # None, a number, or rows of unequal lengths
+        raise RequestError(
+            f"request {req_id!r}: prompt_token_ids={token_ids!r} must be a flat sequence of integers"
+        ) from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise RequestError(
             f"request {req_id!r}: prompt_token_ids must be a flat sequence of integers, not {array.dtype} "
