@@ -10,7 +10,7 @@ from core_runner.async_output import AsyncOutput
 from core_runner.config import RunnerConfig
 from core_runner.loader import Progress, use_prefix_cache
 from core_runner.outputs import EngineStats
-from core_runner.request import Request
+from core_runner.request import Request, RequestStatus
 from core_runner.runner import ModelRunner
 from core_runner.scheduling.prefix_cache import GroupSpec
 from core_runner.scheduling.scheduler import Scheduler
@@ -37,25 +37,8 @@ class Engine:
         """Load the model and build its scheduler; the checkpoint's end ids end a request unless it ignores them."""
         self.config = config
         self.runner = ModelRunner(config, plugins=plugins, extensions=extensions, progress=progress)
-        state = self.runner.model_state
-        self.generation_defaults = load_generation_config(state.config.checkpoint)
-        groups = [GroupSpec(g.block_size, g.sliding_window) for g in self.runner.cache_groups]
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_reqs=config.max_num_reqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=self.runner.max_model_len,
-                policy=config.policy,
-                max_waiting=config.max_waiting,
-                enable_prefix_caching=use_prefix_cache(config, state),
-                num_draft_tokens=config.num_draft_tokens,
-                vocab_size=state.vocab_size,
-                enable_chunked_prefill="chunked_prefill" in state.capabilities,
-            ),
-            groups,
-            [self.runner.num_blocks] * len(groups),
-            eos_token_ids=self.generation_defaults.eos_token_ids,
-        )
+        self.generation_defaults = load_generation_config(self.runner.model_state.config.checkpoint)
+        self.scheduler = self._make_scheduler()
         self._in_flight: deque[tuple[ScheduledStep, AsyncOutput]] = deque()
         self._depth = 1 if config.async_scheduling else 0
         self._steps = 0
@@ -74,8 +57,22 @@ class Engine:
         """End a request at once, wherever it stands; False when there is none of that name. It emits no more."""
         return self.scheduler.abort(req_id)
 
+    def finish(self, req_id: str) -> bool:
+        """End a request as stopped, for a reason that only the caller sees, such as a stop string."""
+        return self.scheduler.finish(req_id)
+
     def step(self) -> list[RequestUpdate]:
-        """Launch one step and read the oldest one that is due: what its requests gained."""
+        """Launch one step and read the oldest one that is due: what its requests gained.
+
+        An exception that comes out of it (Ctrl-C, a plugin's error) has ended every request as aborted.
+        """
+        try:
+            return self._step()
+        except BaseException:
+            self._start_over()
+            raise
+
+    def _step(self) -> list[RequestUpdate]:
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         if scheduled is not None:
@@ -92,9 +89,13 @@ class Engine:
         return updates
 
     def abort_all(self) -> None:
-        """End every request and read what is in flight, so that nothing of them is left."""
+        """End every request, so that nothing of them is left."""
         for req_id in self.scheduler.unfinished_ids():
             self.abort(req_id)
+        self.settle()
+
+    def settle(self) -> None:
+        """With no request left: read what is in flight and have the runner give up the last slots."""
         while self.has_unfinished:
             self.step()
         removals = self.scheduler.flush()
@@ -117,4 +118,32 @@ class Engine:
             max_num_reqs=self.config.max_num_reqs,
             running=s.running,
             waiting=s.waiting,
+        )
+
+    def _start_over(self) -> None:
+        """Nobody can say which half of an interrupted step was done: begin again with empty slots and blocks."""
+        for request in self.scheduler.unfinished():
+            request.status = RequestStatus.FINISHED_ABORT
+        self._in_flight.clear()
+        self.scheduler = self._make_scheduler()
+        self.runner.reset()
+
+    def _make_scheduler(self) -> Scheduler:
+        config, state = self.config, self.runner.model_state
+        groups = [GroupSpec(g.block_size, g.sliding_window) for g in self.runner.cache_groups]
+        return Scheduler(
+            SchedulerConfig(
+                max_num_reqs=config.max_num_reqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=self.runner.max_model_len,
+                policy=config.policy,
+                max_waiting=config.max_waiting,
+                enable_prefix_caching=use_prefix_cache(config, state),
+                num_draft_tokens=config.num_draft_tokens,
+                vocab_size=state.vocab_size,
+                enable_chunked_prefill="chunked_prefill" in state.capabilities,
+            ),
+            groups,
+            [self.runner.num_blocks] * len(groups),
+            eos_token_ids=self.generation_defaults.eos_token_ids,
         )

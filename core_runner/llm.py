@@ -59,7 +59,7 @@ class LLM:
         self.engine = Engine(self.config, plugins=manager, extensions=extensions, progress=progress)
         self.default_sampling_params = _default_params(self.engine.generation_defaults)
         self.tokenizer, self._no_tokenizer = self._load_tokenizer()
-        self._processor = OutputProcessor(self.tokenizer, self.engine.scheduler.finish)
+        self._processor = OutputProcessor(self.tokenizer, self.engine.finish)
         self._request_numbers = itertools.count()
         self._seeds = random.SystemRandom() if self.config.seed is None else random.Random(self.config.seed)
 
@@ -141,8 +141,12 @@ class LLM:
                     if delta.output is not None:
                         unfinished.discard(delta.output.request_id)
                     yield delta
-                if unfinished:
-                    self._processor.process(self.engine.step())
+                # Without room for the next one, it is others' requests that have to be brought on.
+                if unfinished or waiting:
+                    updates = self.engine.step()
+                    self._processor.process(updates)
+                    if not updates:
+                        self._processor.end_aborted()
         finally:
             for req_id in unfinished:
                 self._processor.forget(req_id)
@@ -156,9 +160,10 @@ class LLM:
         if isinstance(job.request, RequestOutput):
             deltas.append(TextDelta(index, "", [], "error", job.request))
             return
-        self.engine.add_request(job.request)
-        self._processor.track(job.request, index, job.prompt, deltas.append, stream)
+        # Known here before the engine knows it: then an interrupt in between leaves nothing behind.
         unfinished.add(job.request.req_id)
+        self._processor.track(job.request, index, job.prompt, deltas.append, stream)
+        self.engine.add_request(job.request)
 
     def _make_jobs(
         self,

@@ -54,27 +54,33 @@ class OutputProcessor:
         """Drop a request whose caller has gone; its later updates go nowhere."""
         self._tracked.pop(req_id, None)
 
+    def end_aborted(self) -> None:
+        """End the requests that have ended without an update: the engine was closed, or a step interrupted."""
+        for tracked in list(self._tracked.values()):
+            if tracked.request.is_finished:
+                self._process_one(tracked, tracked.request.finish_reason)
+
     def process(self, updates: Sequence[RequestUpdate]) -> None:
         """Turn a step's updates into deltas."""
         for update in updates:
             tracked = self._tracked.get(update.request.req_id)
             if tracked is not None:
-                self._process_one(tracked, update)
+                self._process_one(tracked, update.finish_reason)
 
-    def _process_one(self, tracked: _Tracked, update: RequestUpdate) -> None:
-        tracked.token_ids += update.new_token_ids
-        tracked.logprobs += update.new_logprobs
-        finish_reason: FinishReason | None = update.finish_reason
+    def _process_one(self, tracked: _Tracked, finish_reason: FinishReason | None) -> None:
+        # Taken from the request, not from its update: one that Ctrl-C has swallowed then leaves no gap.
+        new_token_ids = tracked.request.output_token_ids[len(tracked.token_ids) :]
+        tracked.token_ids += new_token_ids
+        tracked.logprobs += tracked.request.logprobs[len(tracked.logprobs) :]
         text = ""
         detokenizer = tracked.detokenizer
         if detokenizer is not None:
-            text = detokenizer.push(update.new_token_ids)
+            text = detokenizer.push(new_token_ids)
             if detokenizer.stopped is not None:
                 finish_reason = "stop"
                 self._finish_early(tracked.request.req_id)
             elif finish_reason is not None:
                 text += detokenizer.finish()
-        new_token_ids = list(update.new_token_ids)
         if finish_reason is not None:
             self._finish(tracked, text, new_token_ids, finish_reason)
         elif tracked.stream:

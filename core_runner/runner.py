@@ -99,6 +99,14 @@ class ModelRunner:
         self.hooks.postprocess_state(batch, num_sampled, num_rejected)
         return output
 
+    def reset(self) -> None:
+        """Forget every request, also a step that was begun: for an engine whose step was interrupted."""
+        self._pending = None
+        held = [slot for slot, req_id in enumerate(self.request_states.req_ids) if req_id is not None]
+        self._apply_changes(
+            SchedulerOutput.empty(len(self.cache_groups), [RemovedRequest(slot, "aborted") for slot in held])
+        )
+
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         hooks = self.hooks
         hooks.preprocess_state(batch)

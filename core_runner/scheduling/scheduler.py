@@ -107,6 +107,10 @@ class Scheduler:
             self._end(request, RequestStatus(reason))
         return request is not None
 
+    def unfinished(self) -> list[Request]:
+        """The requests that have not ended, in order of arrival."""
+        return list(self._requests.values())
+
     def unfinished_ids(self) -> list[str]:
         """Names of the requests that have not ended, in order of arrival."""
         return list(self._requests)
