@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from core_runner.sampling.kernels.bad_words import bad_words
+from core_runner.sampling.kernels.grammar_mask import grammar_mask
 from core_runner.sampling.kernels.gumbel_argmax import gumbel_argmax
+from core_runner.sampling.kernels.logit_entries import logit_entries
 from core_runner.sampling.kernels.logprobs import logprobs
 from core_runner.sampling.kernels.noise import TARGET
+from core_runner.sampling.kernels.penalties import count_tokens
+from core_runner.sampling.kernels.processed_logits import processed_logits
 from core_runner.sampling.kernels.top_k_top_p import top_k_top_p
+from core_runner.sampling.kernels.working_logits import working_logits
+from core_runner.sampling.option_rows import PROCESSED, OptionRows
 from core_runner.sampling.rows import SamplingRows
 from core_runner.sampling.states import SamplerStates
-from model_states.batch import InputBatch
+from model_states.batch import GrammarMask, InputBatch
 from model_states.sampler import SamplerOutput
 
 
@@ -38,15 +45,47 @@ class DefaultSampler:
             token_ids=logits.new_empty(num_logits, dtype=torch.int64),
             failed=logits.new_empty(num_logits, dtype=torch.bool),
         )
+        options, adjusted = self._options(batch, num_logits), logits
         if num_logits:
             rows = self.states.rows(batch, num_logits)
-            thresholds = self._thresholds(logits, rows, batch)
-            gumbel_argmax(logits, self.vocab_size, rows, TARGET, thresholds, output.token_ids, output.failed)
-        # Asked of the host's mirrors: reading the device here would wait for it.
-        num_logprobs = int(self.states.num_logprobs_np[batch.idx_mapping_np].max(initial=-1))
-        if num_logprobs >= 0:
-            self._add_logprobs(logits, num_logprobs, output)
+            if options is not None:
+                adjusted = self._adjust(logits, batch, options)
+            if batch.grammar_mask is not None:
+                adjusted = self._mask(logits, adjusted, batch.grammar_mask)
+            thresholds = self._thresholds(adjusted, rows, batch)
+            gumbel_argmax(
+                adjusted, self.vocab_size, rows, TARGET, thresholds, output.token_ids, output.failed
+            )
+            if options is not None and options.any_processed:
+                processed_logits(options, rows.temperature, thresholds, adjusted)
+        self._add_logprobs(logits, adjusted, batch, options, output)
         return output
+
+    def _options(self, batch: InputBatch, num_logits: int) -> OptionRows | None:
+        held = self.states.logit_options
+        return None if held is None else held.rows(batch, num_logits)
+
+    def _adjust(self, logits: torch.Tensor, batch: InputBatch, options: OptionRows) -> torch.Tensor:
+        """A float32 copy of the logits [num_logits, vocab_size], changed as the slots of the rows ask."""
+        if options.seen is not None:
+            count_tokens(batch.idx_mapping, options.options, options.seen, options.history)
+        out = logits.new_empty((logits.shape[0], self.vocab_size), dtype=torch.float32)
+        working_logits(logits, self.vocab_size, options, out)
+        if options.entries is not None:
+            logit_entries(logits, options, out)
+        if options.words is not None:
+            bad_words(options, out)
+        return out
+
+    def _mask(self, logits: torch.Tensor, adjusted: torch.Tensor, mask: GrammarMask) -> torch.Tensor:
+        """Forbid what grammars forbid, in the working copy, which is made if there is none yet.
+
+        First or last is the same: what is -inf stays so under every bias and penalty.
+        """
+        if adjusted is logits:
+            adjusted = logits[:, : self.vocab_size].to(torch.float32, copy=True)
+        grammar_mask(adjusted, self.vocab_size, mask.rows, mask.words)
+        return adjusted
 
     def _thresholds(self, logits: torch.Tensor, rows: SamplingRows, batch: InputBatch) -> torch.Tensor | None:
         if not self.states.filters_np[batch.idx_mapping_np].any():
@@ -55,12 +94,35 @@ class DefaultSampler:
         top_k_top_p(logits, self.vocab_size, rows, thresholds)
         return thresholds
 
-    def _add_logprobs(self, logits: torch.Tensor, num_logprobs: int, output: SamplerOutput) -> None:
-        """Column 0 is the sampled id, then the best ids, best first."""
+    def _add_logprobs(
+        self,
+        logits: torch.Tensor,
+        processed: torch.Tensor,
+        batch: InputBatch,
+        options: OptionRows | None,
+        output: SamplerOutput,
+    ) -> None:
+        # Asked of the host's mirrors: reading the device here would wait for it.
+        num_logprobs = int(self.states.num_logprobs_np[batch.idx_mapping_np].max(initial=-1))
+        if num_logprobs < 0:
+            return
+        wants_processed = options is not None and options.any_processed
+        parts = self._logprobs(processed if wants_processed else logits, num_logprobs, output.token_ids)
+        if options is not None and wants_processed and self.states.wants_raw_np[batch.idx_mapping_np].any():
+            is_processed = options.column(PROCESSED) > 0
+            raw = self._logprobs(logits, num_logprobs, output.token_ids)
+            shapes = (is_processed[:, None], is_processed[:, None], is_processed)
+            parts = tuple(map(torch.where, shapes, parts, raw))
+        output.logprob_token_ids, output.logprob_values, output.sampled_ranks = parts
+
+    def _logprobs(
+        self, logits: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Ids, values and ranks; column 0 is the sampled id, then the best ids, best first."""
         best = logits[:, : self.vocab_size].topk(min(num_logprobs, self.vocab_size), dim=1).indices
-        ids = torch.cat([output.token_ids[:, None], best], dim=1).to(torch.int32)
-        output.logprob_token_ids = ids
-        output.logprob_values = logits.new_empty(ids.shape, dtype=torch.float32)
-        output.sampled_ranks = logits.new_empty(ids.shape[0], dtype=torch.int32)
+        ids = torch.cat([token_ids[:, None], best], dim=1).to(torch.int32)
+        values = logits.new_empty(ids.shape, dtype=torch.float32)
+        ranks = logits.new_empty(ids.shape[0], dtype=torch.int32)
         if ids.shape[0]:
-            logprobs(logits, self.vocab_size, ids, output.logprob_values, output.sampled_ranks)
+            logprobs(logits, self.vocab_size, ids, values, ranks)
+        return ids, values, ranks

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core_runner.sampling.logit_options import LogitOptions, changes_logits
 from core_runner.sampling.rows import SamplingRows
 from core_runner.sampling_params import SamplingParams
 from model_states.batch import InputBatch
@@ -22,11 +23,16 @@ class SamplerStates:
 
     The device tensors, each [R + 1] and all columns of one table, so an admission is one staged row:
     temperature, top_p, min_p float32; top_k int32 (0 keeps all); seed int64. Host mirrors, each [R + 1]:
-    `filters_np` (bool, the slot needs a threshold) and `num_logprobs_np` (int32, -1 for none).
+    `filters_np` (bool, the slot needs a threshold), `num_logprobs_np` (int32, -1 for none) and
+    `wants_raw_np` (bool, they are raw ones). `logit_options` holds what changes logits; without it no request
+    may ask for that.
     """
 
-    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_reqs: int, device: torch.device, logit_options: LogitOptions | None = None
+    ) -> None:
         self.max_num_reqs = max_num_reqs
+        self.logit_options = logit_options
         # One table rather than five tensors: an admission is one run of values and one kernel.
         self._table = StagedTensor((max_num_reqs + 1, _COLUMNS), torch.int32, device)
         floats = self._table.tensor.view(torch.float32)
@@ -37,6 +43,7 @@ class SamplerStates:
         self.seed = self._table.tensor.view(torch.int64)[:, _SEED // 2]
         self.filters_np: npt.NDArray[np.bool_] = np.zeros(max_num_reqs + 1, dtype=np.bool_)
         self.num_logprobs_np: npt.NDArray[np.int32] = np.full(max_num_reqs + 1, -1, dtype=np.int32)
+        self.wants_raw_np: npt.NDArray[np.bool_] = np.zeros(max_num_reqs + 1, dtype=np.bool_)
 
     def add(self, slot: int, params: SamplingParams, seed: int) -> None:
         """Write every field of `slot`; the device sees it after `apply_staged_writes`.
@@ -55,15 +62,25 @@ class SamplerStates:
         narrows = row[_TOP_K] > 0 or floats[_TOP_P] < 1 or floats[_MIN_P] > 0
         self.filters_np[slot] = floats[_TEMPERATURE] > 0 and narrows
         self.num_logprobs_np[slot] = -1 if params.logprobs is None else params.logprobs
+        self.wants_raw_np[slot] = params.logprobs is not None and params.logprobs_mode == "raw"
+        if self.logit_options is not None:
+            self.logit_options.add(slot, params)
+        else:
+            assert not changes_logits(params), "these sampler states were made without logit options"
 
     def remove(self, slot: int) -> None:
         """Forget what `slot` asked for. The device row stays until the next `add` writes all of it."""
         self.filters_np[slot] = False
         self.num_logprobs_np[slot] = -1
+        self.wants_raw_np[slot] = False
+        if self.logit_options is not None:
+            self.logit_options.remove(slot)
 
     def apply_staged_writes(self) -> None:
         """Bring the rows of new requests to the device, in stream order; nothing if there are none."""
         self._table.apply()
+        if self.logit_options is not None:
+            self.logit_options.apply_staged_writes()
 
     def rows(self, batch: InputBatch, num_logits: int) -> SamplingRows:
         """The kernels' view of a step's first `num_logits` rows of logits."""
