@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core_runner.prompt_logprobs import ScoredTokens
 from core_runner.scheduling.output import Logprobs, ModelRunnerOutput
 from model_states import InputBatch, SamplerOutput
 
@@ -25,8 +26,10 @@ class AsyncOutput:
         num_rejected: torch.Tensor,
         max_sampled: int,
         copy_stream: torch.cuda.Stream | None,
+        scored: ScoredTokens | None = None,
     ) -> None:
         """num_sampled, num_rejected: int32 [num_reqs_padded]; max_sampled: columns of the result, K + 1."""
+        self._scored = scored
         self._num_reqs, self._max_sampled = batch.num_reqs, max_sampled
         self._cu_num_logits = batch.cu_num_logits_np
         tensors = {
@@ -38,6 +41,8 @@ class AsyncOutput:
             "logprob_values": sampled.logprob_values,
             "sampled_ranks": sampled.sampled_ranks,
         }
+        if scored is not None:
+            tensors |= scored.tensors()
         device = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         self._event: torch.cuda.Event | None = None
         if copy_stream is None:
@@ -74,6 +79,7 @@ class AsyncOutput:
             num_rejected=host["num_rejected"],
             failed=failed,
             logprobs=logprobs,
+            prompt_logprobs={} if self._scored is None else self._scored.by_row(host),
         )
 
     def _by_row(self, flat: npt.NDArray[Any], rows: _Index, columns: _Index) -> npt.NDArray[Any]:

@@ -29,6 +29,8 @@ class RunnerConfig:
     model_state: name of a plugin's model state; None selects the one that claims the architecture.
     attention_backend: "torch" or "triton"; None takes the fastest one that supports the model.
     load_format: "auto" reads the checkpoint, "dummy" fills random weights (benchmarks).
+    prompt_logprobs_bytes: most memory for the logits of prompt log-probabilities, which are computed in pieces of
+        as many positions as fit. prompt_logprobs_result_bytes: most host memory for those of one prompt.
     poison: debug mode that overwrites freed slots and newly handed-out blocks, so a stale read is loud.
     seed: base of the seeds drawn for requests that bring none; None draws from the system's entropy.
     """
@@ -53,6 +55,8 @@ class RunnerConfig:
     attention_backend: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     trust_remote_code: bool = False
+    prompt_logprobs_bytes: int = 256 << 20
+    prompt_logprobs_result_bytes: int = 1 << 30
     poison: bool = False
     seed: int | None = None
 
@@ -63,7 +67,8 @@ class RunnerConfig:
         for name, least in (("max_model_len", 1), ("num_blocks", 2)):
             if getattr(self, name) is not None:
                 self._require_int(name, least)
-        self._require_int("num_draft_tokens", 0)
+        for name in ("num_draft_tokens", "prompt_logprobs_bytes", "prompt_logprobs_result_bytes"):
+            self._require_int(name, 0)
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size={self.block_size} is not a power of two; use 16 or 32")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:

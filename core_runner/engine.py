@@ -8,15 +8,20 @@ from collections.abc import Sequence
 
 from core_runner.async_output import AsyncOutput
 from core_runner.config import RunnerConfig
+from core_runner.errors import RequestError
 from core_runner.loader import Progress, use_prefix_cache
 from core_runner.outputs import EngineStats
 from core_runner.request import Request, RequestStatus
 from core_runner.runner import ModelRunner
+from core_runner.scheduling.output import SchedulerOutput
 from core_runner.scheduling.prefix_cache import GroupSpec
+from core_runner.scheduling.prompt_logprobs import PromptLogprobsLimits
 from core_runner.scheduling.scheduler import Scheduler
 from core_runner.scheduling.step import RequestUpdate, ScheduledStep, SchedulerConfig
+from core_runner.structured.grammars import Grammars
 from model_states import Component, PluginManager
-from model_states.loading import load_generation_config
+
+_PAUSE_S = 0.0005
 
 
 class Engine:
@@ -37,8 +42,10 @@ class Engine:
         """Load the model and build its scheduler; the checkpoint's end ids end a request unless it ignores them."""
         self.config = config
         self.runner = ModelRunner(config, plugins=plugins, extensions=extensions, progress=progress)
-        self.generation_defaults = load_generation_config(self.runner.model_state.config.checkpoint)
+        self.generation_defaults = self.runner.generation_defaults
         self.scheduler = self._make_scheduler()
+        # What requests with structured_output need; whoever has the tokenizer sets it.
+        self.grammars: Grammars | None = None
         self._in_flight: deque[tuple[ScheduledStep, AsyncOutput]] = deque()
         self._depth = 1 if config.async_scheduling else 0
         self._steps = 0
@@ -49,8 +56,21 @@ class Engine:
         """Whether a further `step` can bring anything."""
         return self.scheduler.has_unfinished or bool(self._in_flight)
 
+    def validate(self, request: Request) -> None:
+        """Raise the `RequestError` with which a request can never be served."""
+        self.scheduler.validate(request)
+        if request.sampling_params.structured_output is not None:
+            try:
+                self._require_grammars().check(request.sampling_params)
+            except RequestError as error:
+                raise RequestError(f"request {request.req_id!r}: {error}") from error
+
     def add_request(self, request: Request) -> None:
         """Queue a request; raises `RequestError` and changes nothing when it cannot be served."""
+        structured = request.sampling_params.structured_output
+        if structured is not None and request.constraint is None:
+            self.validate(request)
+            request.constraint = self._require_grammars().constrain(structured)
         self.scheduler.add_request(request)
 
     def abort(self, req_id: str) -> bool:
@@ -76,17 +96,33 @@ class Engine:
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         if scheduled is not None:
-            self.runner.execute_model(scheduled.output)
+            self.runner.execute_model(self._complete(scheduled))
             output = self.runner.sample_tokens()
             if output is not None:
                 self._in_flight.append((scheduled, output))
             self._steps += 1
-        updates: list[RequestUpdate] = []
+        updates = self.scheduler.take_failed()
         if self._in_flight and (scheduled is None or len(self._in_flight) > self._depth):
             oldest, output = self._in_flight.popleft()
-            updates = self.scheduler.update(oldest, output.get_output())
+            updates += self.scheduler.update(oldest, output.get_output())
+        elif scheduled is None and self.scheduler.has_unfinished:
+            time.sleep(_PAUSE_S)  # every request waits for its grammar, whose thread needs the time
         self._elapsed_s += time.perf_counter() - started
         return updates
+
+    def _complete(self, scheduled: ScheduledStep) -> SchedulerOutput:
+        """The step's output with the masks of constrained rows."""
+        if not len(scheduled.constrained):
+            return scheduled.output
+        return self._require_grammars().add_bitmask(scheduled)
+
+    def _require_grammars(self) -> Grammars:
+        if self.grammars is None:
+            raise RequestError(
+                "structured_output needs the model's tokenizer, and none is loaded; name one with tokenizer=..., "
+                "or set Engine.grammars"
+            )
+        return self.grammars
 
     def abort_all(self) -> None:
         """End every request, so that nothing of them is left."""
@@ -142,6 +178,14 @@ class Engine:
                 num_draft_tokens=config.num_draft_tokens,
                 vocab_size=state.vocab_size,
                 enable_chunked_prefill="chunked_prefill" in state.capabilities,
+                share_prompts="prefix_cache" in state.capabilities,
+                prompt_logprobs=PromptLogprobsLimits(
+                    self.runner.prompt_scorer.row_bytes,
+                    config.prompt_logprobs_bytes,
+                    config.prompt_logprobs_result_bytes,
+                    state.vocab_size,
+                ),
+                explain_refusal=self.runner.processors.explain_refusal,
             ),
             groups,
             [self.runner.num_blocks] * len(groups),

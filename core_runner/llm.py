@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
+from core_runner.completions import expand
 from core_runner.config import RunnerConfig
 from core_runner.engine import Engine
 from core_runner.errors import ConfigError, RequestError
@@ -17,6 +18,7 @@ from core_runner.output_processor import OutputProcessor
 from core_runner.outputs import CompletionOutput, EngineStats, RequestOutput, TextDelta
 from core_runner.request import Request
 from core_runner.sampling_params import SamplingParams
+from core_runner.structured.grammars import Grammars
 from core_runner.text import Tokenizer, load_tokenizer
 from model_states import Component, PluginManager
 from model_states.loading import GenerationDefaults
@@ -27,10 +29,10 @@ OnBadPrompt = Literal["raise", "return"]
 
 
 class _Job(NamedTuple):
-    """One prompt of a call: its text, if it came as text, and its request, or the result that refuses it."""
+    """One prompt of a call: its text, if it came as text, and its requests, or the result that refuses it."""
 
     prompt: str | None
-    request: Request | RequestOutput
+    requests: Sequence[Request | RequestOutput]
 
 
 class LLM:
@@ -59,6 +61,7 @@ class LLM:
         self.engine = Engine(self.config, plugins=manager, extensions=extensions, progress=progress)
         self.default_sampling_params = _default_params(self.engine.generation_defaults)
         self.tokenizer, self._no_tokenizer = self._load_tokenizer()
+        self._set_grammars()
         self._processor = OutputProcessor(self.tokenizer, self.engine.finish)
         self._request_numbers = itertools.count()
         self._seeds = random.SystemRandom() if self.config.seed is None else random.Random(self.config.seed)
@@ -130,8 +133,10 @@ class LLM:
     def _run(self, jobs: Sequence[_Job], stream: bool) -> Generator[TextDelta, None, None]:
         """Feed requests as the queue has room and hand out deltas; on the way out, abort what is left."""
         deltas: deque[TextDelta] = deque()
-        waiting = deque(enumerate(jobs))
-        unfinished: set[str] = set()
+        waiting = deque(
+            (index, job.prompt, request) for index, job in enumerate(jobs) for request in job.requests
+        )
+        unfinished: dict[str, list[str]] = {}  # names of prompts, and of their requests
         try:
             while waiting or unfinished:
                 while waiting and self.engine.scheduler.has_room:
@@ -139,7 +144,7 @@ class LLM:
                 while deltas:
                     delta = deltas.popleft()
                     if delta.output is not None:
-                        unfinished.discard(delta.output.request_id)
+                        unfinished.pop(delta.output.request_id, None)
                     yield delta
                 # Without room for the next one, it is others' requests that have to be brought on.
                 if unfinished or waiting:
@@ -148,22 +153,29 @@ class LLM:
                     if not updates:
                         self._processor.end_aborted()
         finally:
-            for req_id in unfinished:
-                self._processor.forget(req_id)
-                self.engine.abort(req_id)
+            for prompt_id, req_ids in unfinished.items():
+                self._processor.forget(prompt_id, req_ids)
+                for req_id in req_ids:
+                    self.engine.abort(req_id)
             if not self.engine.scheduler.has_unfinished:
                 self.engine.settle()
 
     def _start(
-        self, index: int, job: _Job, unfinished: set[str], deltas: deque[TextDelta], stream: bool
+        self,
+        index: int,
+        prompt: str | None,
+        request: Request | RequestOutput,
+        unfinished: dict[str, list[str]],
+        deltas: deque[TextDelta],
+        stream: bool,
     ) -> None:
-        if isinstance(job.request, RequestOutput):
-            deltas.append(TextDelta(index, "", [], "error", job.request))
+        if isinstance(request, RequestOutput):
+            deltas.append(TextDelta(index, "", [], "error", request))
             return
         # Known here before the engine knows it: then an interrupt in between leaves nothing behind.
-        unfinished.add(job.request.req_id)
-        self._processor.track(job.request, index, job.prompt, deltas.append, stream)
-        self.engine.add_request(job.request)
+        unfinished.setdefault(request.prompt_id, []).append(request.req_id)
+        self._processor.track(request, index, prompt, deltas.append, stream)
+        self.engine.add_request(request)
 
     def _make_jobs(
         self,
@@ -183,12 +195,12 @@ class LLM:
             req_id = f"request-{next(self._request_numbers)}"
             try:
                 request = self._make_request(req_id, prompt, param)
-                self.engine.scheduler.validate(request)
-                jobs.append(_Job(text, request))
+                self.engine.validate(request)
+                jobs.append(_Job(text, expand(request, lambda: self._seeds.getrandbits(63))))
             except RequestError as error:
                 if on_bad_prompt == "raise":
                     raise
-                jobs.append(_Job(text, _refusal(req_id, text, str(error))))
+                jobs.append(_Job(text, [_refusal(req_id, text, str(error))]))
         return jobs
 
     def _make_request(self, req_id: str, prompt: Prompt, params: SamplingParams) -> Request:
@@ -216,6 +228,13 @@ class LLM:
             if self.config.tokenizer is not None:
                 raise
             return None, str(error)
+
+    def _set_grammars(self) -> None:
+        if self.tokenizer is not None:
+            vocab_size = self.engine.runner.model_state.vocab_size
+            self.engine.grammars = Grammars(
+                self.tokenizer, vocab_size, self.engine.generation_defaults.eos_token_ids
+            )
 
     def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

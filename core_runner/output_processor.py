@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from core_runner.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, TextDelta
@@ -37,6 +37,8 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._finish_early = finish_early
         self._tracked: dict[str, _Tracked] = {}
+        # By prompt, which is done when all of its completions are.
+        self._completed: dict[str, list[tuple[Request, CompletionOutput]]] = {}
 
     def track(
         self, request: Request, request_index: int, prompt: str | None, sink: Sink, stream: bool
@@ -50,9 +52,11 @@ class OutputProcessor:
             )
         self._tracked[request.req_id] = _Tracked(request, request_index, prompt, sink, stream, detokenizer)
 
-    def forget(self, req_id: str) -> None:
-        """Drop a request whose caller has gone; its later updates go nowhere."""
-        self._tracked.pop(req_id, None)
+    def forget(self, prompt_id: str, req_ids: Iterable[str]) -> None:
+        """Drop a prompt and its requests, whose caller has gone; their later updates go nowhere."""
+        self._completed.pop(prompt_id, None)
+        for req_id in req_ids:
+            self._tracked.pop(req_id, None)
 
     def end_aborted(self) -> None:
         """End the requests that have ended without an update: the engine was closed, or a step interrupted."""
@@ -84,30 +88,47 @@ class OutputProcessor:
         if finish_reason is not None:
             self._finish(tracked, text, new_token_ids, finish_reason)
         elif tracked.stream:
-            tracked.sink(TextDelta(tracked.request_index, text, new_token_ids))
+            index = tracked.request.index
+            tracked.sink(TextDelta(tracked.request_index, text, new_token_ids, index=index))
 
     def _finish(self, tracked: _Tracked, text: str, new_token_ids: list[int], reason: FinishReason) -> None:
         del self._tracked[tracked.request.req_id]
         request, detokenizer = tracked.request, tracked.detokenizer
         completion = CompletionOutput(
-            index=0,
+            index=request.index,
             text=self._decode(tracked) if detokenizer is None else detokenizer.text,
             token_ids=tracked.token_ids,
             finish_reason=reason,
             stop_reason=_stop_reason(tracked, reason),
             logprobs=None if request.sampling_params.logprobs is None else _as_dicts(tracked.logprobs),
         )
-        output = RequestOutput(
-            request_id=request.req_id,
+        output = self._collect(tracked, completion)
+        if tracked.stream or output is not None:
+            last_text = completion.text if detokenizer is None else text
+            index = tracked.request_index
+            tracked.sink(TextDelta(index, last_text, new_token_ids, reason, output, request.index))
+
+    def _collect(self, tracked: _Tracked, completion: CompletionOutput) -> RequestOutput | None:
+        """The whole result, if this was the last completion that its prompt waited for."""
+        request = tracked.request
+        completed = self._completed.setdefault(request.prompt_id, [])
+        completed.append((request, completion))
+        if request.group is not None and len(completed) < request.group.size:
+            return None
+        del self._completed[request.prompt_id]
+        completed.sort(key=lambda pair: pair[0].index)
+        first, outputs = completed[0][0], [completion for _, completion in completed]
+        errors = [_error(request) for request, completion in completed if completion.finish_reason == "error"]
+        return RequestOutput(
+            request_id=request.prompt_id,
             prompt=tracked.prompt,
-            prompt_token_ids=request.prompt_token_ids.tolist(),
-            outputs=[completion],
+            prompt_token_ids=first.prompt_token_ids.tolist(),
+            outputs=outputs,
             finished=True,
-            num_cached_tokens=max(request.num_cached_tokens, 0),
-            error="the model's logits held NaN or allowed no token" if reason == "error" else None,
+            num_cached_tokens=max(first.num_cached_tokens, 0),
+            error=errors[0] if errors else None,
+            prompt_logprobs=_prompt_dicts(first),
         )
-        last_text = completion.text if detokenizer is None else text
-        tracked.sink(TextDelta(tracked.request_index, last_text, new_token_ids, reason, output))
 
     def _decode(self, tracked: _Tracked) -> str:
         if self._tokenizer is None:
@@ -125,16 +146,28 @@ def _stop_reason(tracked: _Tracked, reason: FinishReason) -> str | int | None:
     return last if last in tracked.request.sampling_params.stop_token_ids else None
 
 
+def _error(request: Request) -> str:
+    return request.error or "the model's logits held NaN or allowed no token"
+
+
 def _as_dicts(logprobs: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]]:
-    """One dict per token. The best ids come in order, so their rank is their column."""
-    result = []
-    for token in logprobs:
-        ids, values = token.token_ids.tolist(), token.values.tolist()
-        entry = {
-            id_: Logprob(value, rank)
-            for rank, (id_, value) in enumerate(zip(ids, values, strict=True))
-            if rank
-        }
-        entry[ids[0]] = Logprob(values[0], token.rank)
-        result.append(entry)
-    return result
+    return [_as_dict(token.token_ids.tolist(), token.values.tolist(), token.rank) for token in logprobs]
+
+
+def _prompt_dicts(request: Request) -> list[dict[int, Logprob] | None] | None:
+    """One for each token but the first; None where none were asked for, or the request ended before they came."""
+    if request.sampling_params.prompt_logprobs is None:
+        return None
+    result: list[dict[int, Logprob] | None] = [None]
+    for scored in request.prompt_logprobs:
+        columns = (scored.token_ids.tolist(), scored.values.tolist(), scored.ranks.tolist())
+        result += [_as_dict(*token) for token in zip(*columns, strict=True)]
+    return result if len(result) == request.prompt_len else None
+
+
+def _as_dict(ids: list[int], values: list[float], rank: int) -> dict[int, Logprob]:
+    """The token itself, of rank `rank`, comes last. The best ids come in order, so their rank is their column."""
+    best = zip(ids[1:], values[1:], strict=True)
+    entry = {id_: Logprob(value, column) for column, (id_, value) in enumerate(best, 1)}
+    entry[ids[0]] = Logprob(values[0], rank)
+    return entry

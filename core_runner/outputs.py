@@ -35,7 +35,12 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and what became of it. `error` says why when the finish reason is "error"."""
+    """A prompt and what became of it. `error` says why when the finish reason is "error".
+
+    outputs: one completion for each of `SamplingParams.n`, by index. num_cached_tokens: of the first one.
+    prompt_logprobs: for each prompt token, id -> `Logprob` of the token itself and of the best ids; None for the
+    first one, which nothing predicts; None in all when not asked for.
+    """
 
     request_id: str
     prompt: str | None
@@ -44,13 +49,15 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     error: str | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of one streamed prompt. The deltas of a prompt, joined, are its whole text.
+    """New text of one completion of a streamed prompt. Its deltas, joined, are its whole text.
 
-    output is the whole result, with the prompt's last delta only.
+    finish_reason comes with a completion's last delta; output, the whole result, with the prompt's last one.
+    index: which of the prompt's completions it is.
     """
 
     request_index: int
@@ -58,6 +65,7 @@ class TextDelta:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     output: RequestOutput | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from core_runner.errors import RequestError
 from core_runner.sampling_params import SamplingParams
 from core_runner.scheduling.output import PromptLogprobs
+from core_runner.scheduling.prompt_group import PromptGroup
 
 IntArray = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -48,12 +49,30 @@ class TokenLogprobs(NamedTuple):
     rank: int  # of the emitted token, from 1
 
 
+class TokenConstraint(Protocol):
+    """What allows or forbids a request's next ids by the ones before, such as a grammar.
+
+    A request that has one waits until it is ready, and is not scheduled ahead of tokens that are not known yet.
+    """
+
+    @property
+    def error(self) -> str | None:
+        """Why the constraint can serve no longer; the request ends with it."""
+
+    def is_ready(self) -> bool:
+        """Whether the request may run, or has an `error`; asked in every step while it waits."""
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        """Take in tokens that the request got and goes on from; False, with an `error`, if they are not allowed."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request. The scheduler is its only writer once it is added; requests compare by identity.
 
     prompt_token_ids: the user's tokens, converted to int32 [prompt_len].
     seed: stream of the request in [0, 2**63); None takes the parameters' seed, or draws one that is kept.
+    group, index: the prompt's completions, where there are several, and which of them this is.
     stop_token_ids: ids that end the request; the scheduler adds the model's end ids at admission.
     arrival: order of arrival. rank: (priority or 0, arrival), smaller runs earlier. The scheduler sets both.
     max_total_len: most tokens of prompt and output together, set by the scheduler.
@@ -62,6 +81,8 @@ class Request:
         not running; for a running one the scheduler counts by slot.
     num_scored_tokens: with prompt_logprobs, leading tokens whose next id a scheduled step has scored.
     prompt_logprobs: what these steps have brought so far, in order of position.
+    constraint: what its next ids must keep to; set before the request is added, or None.
+    error: why the request ended with an error, where something better than the usual message is known.
     block_hashes: block size -> hash chain of the leading full blocks, extended by the prefix cache.
     """
 
@@ -70,6 +91,8 @@ class Request:
     sampling_params: SamplingParams
     seed: int | None = None
     model_inputs: Mapping[str, Any] = field(default_factory=dict)
+    group: PromptGroup | None = None
+    index: int = 0
     # Copied from the parameters, so that the scheduler reads one object.
     priority: int = field(init=False)
     cache_salt: str = field(init=False)
@@ -86,6 +109,8 @@ class Request:
     num_in_flight: int = field(default=0, init=False)
     num_scored_tokens: int = field(default=0, init=False)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list, init=False)
+    constraint: TokenConstraint | None = field(default=None, init=False, repr=False)
+    error: str | None = field(default=None, init=False)
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +137,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens known on the host: prompt and outputs."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def prompt_id(self) -> str:
+        """Name of the prompt, which its completions share."""
+        return self.req_id if self.group is None else self.group.req_id
 
     @property
     def max_hit_len(self) -> int:

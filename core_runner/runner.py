@@ -13,11 +13,22 @@ from core_runner.config import RunnerConfig
 from core_runner.errors import SchedulerOutputError
 from core_runner.input_batch import InputPreparer
 from core_runner.loader import Progress, choose_num_blocks, load_model_state
+from core_runner.prompt_logprobs import PromptScorer
 from core_runner.request_states import RequestStates
+from core_runner.sampling.logit_options import LogitOptions
 from core_runner.sampling.sampler import DefaultSampler
+from core_runner.sampling.slot_processors import SlotProcessors
 from core_runner.sampling.states import SamplerStates
-from core_runner.scheduling.output import BlockUpdate, NewRequest, RemovedRequest, SchedulerOutput
+from core_runner.scheduling.output import (
+    BlockUpdate,
+    GrammarBitmask,
+    NewRequest,
+    RemovedRequest,
+    SchedulerOutput,
+)
+from core_runner.structured.step_masks import StepMasks
 from model_states import Caches, Component, InputBatch, PluginManager, bind
+from model_states.loading import load_generation_config
 
 
 class ModelRunner:
@@ -59,12 +70,30 @@ class ModelRunner:
         self.inputs = InputPreparer(
             self.request_states, self.block_tables, config.max_num_batched_tokens, self.device
         )
-        self.sampler_states = SamplerStates(config.max_num_reqs, self.device)
         vocab_size = self.model_state.vocab_size
-        self.sampler = self.hooks.custom_sampler(DefaultSampler(self.sampler_states, vocab_size))
+        self.generation_defaults = load_generation_config(self.model_state.config.checkpoint)
+        logit_options = LogitOptions(
+            config.max_num_reqs,
+            vocab_size,
+            self.request_states.history,
+            self.generation_defaults.eos_token_ids,
+            self.device,
+        )
+        self.sampler_states = SamplerStates(config.max_num_reqs, self.device, logit_options)
+        self.processors = SlotProcessors(
+            self.hooks.logits_processors(model, vocab_size), config.max_num_reqs, vocab_size, self.device
+        )
+        self.sampler = self.hooks.custom_sampler(
+            DefaultSampler(self.sampler_states, vocab_size, self.processors)
+        )
+        self.prompt_scorer = PromptScorer(
+            self.model_state, config.prompt_logprobs_bytes, config.max_num_batched_tokens
+        )
+        max_num_logits = config.max_num_reqs * (config.num_draft_tokens + 1)
+        self.step_masks = StepMasks(self.request_states, max_num_logits, vocab_size, self.device)
         self._copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._num_rejected = torch.zeros(config.max_num_reqs, dtype=torch.int32, device=self.device)
-        self._pending: tuple[InputBatch, torch.Tensor] | None = None
+        self._pending: tuple[InputBatch, torch.Tensor, GrammarBitmask | None] | None = None
         self.num_blocks, self.caches = self._build_caches()
         self.block_tables.num_blocks = [self.num_blocks] * len(self.cache_groups)
 
@@ -77,23 +106,37 @@ class ModelRunner:
         if self._pending is not None:
             raise SchedulerOutputError("execute_model was called twice; call sample_tokens() after each step")
         self.inputs.validate(scheduler_output)
+        self.prompt_scorer.validate(scheduler_output.new_requests)
+        self.processors.validate(scheduler_output.new_requests)
+        self.step_masks.validate(scheduler_output)
         self._apply_changes(scheduler_output)
         if not scheduler_output.num_reqs:
             return
         batch = self.inputs.prepare(scheduler_output)
-        self._pending = batch, self._forward(batch)
+        self._pending = batch, self._forward(batch), scheduler_output.grammar_bitmask
 
     @torch.inference_mode()
     def sample_tokens(self) -> AsyncOutput | None:
         """Sample the step's finished rows and update their state on the device; None for a step without rows."""
         if self._pending is None:
             return None
-        (batch, hidden_states), self._pending = self._pending, None
+        (batch, hidden_states, bitmask), self._pending = self._pending, None
+        # First, so that the memory of its pieces is free again when the sampler wants some.
+        scored = self.prompt_scorer.score(batch, hidden_states)
         logits = self.model_state.compute_logits(hidden_states[batch.logits_indices])
+        # Only now: the device has the forward to do while the host fills the masks.
+        if bitmask is not None:
+            batch.grammar_mask = self.step_masks.to_device(bitmask, batch)
         sampled = self.sampler.sample(logits, batch)
         num_sampled, num_rejected = batch.cu_num_logits.diff(), self._num_rejected[: batch.num_reqs]
         output = AsyncOutput(
-            batch, sampled, num_sampled, num_rejected, self.config.num_draft_tokens + 1, self._copy_stream
+            batch,
+            sampled,
+            num_sampled,
+            num_rejected,
+            self.config.num_draft_tokens + 1,
+            self._copy_stream,
+            scored,
         )
         self.inputs.post_update(batch, sampled.token_ids, num_sampled, num_rejected)
         self.hooks.postprocess_state(batch, num_sampled, num_rejected)
@@ -128,18 +171,23 @@ class ModelRunner:
                 self._poison_new_blocks(group, update, step.new_requests)
         self.request_states.apply_staged_writes()
         self.sampler_states.apply_staged_writes()
+        self.processors.apply_staged_writes()
         self.block_tables.apply_staged_writes()
         self.hooks.apply_staged_writes()
 
     def _add_request(self, new: NewRequest) -> None:
         self.request_states.add(new)
         self.sampler_states.add(new.slot, new.sampling_params, new.seed)
+        self.processors.add(new)
+        self.prompt_scorer.add(new)
         self.hooks.add_request(new.slot, new)
 
     def _remove_request(self, removed: RemovedRequest) -> None:
         self.hooks.remove_request(removed.slot, removed.reason)
         self.request_states.remove(removed.slot)
         self.sampler_states.remove(removed.slot)
+        self.processors.remove(removed.slot)
+        self.prompt_scorer.remove(removed.slot)
         self.block_tables.remove(removed.slot)
 
     def _build_caches(self) -> tuple[int, Caches]:
@@ -171,8 +219,8 @@ class ModelRunner:
         hidden_states = self.model_state.forward(batch, **inputs)
         rows = min(config.max_num_reqs * (config.num_draft_tokens + 1), len(hidden_states))
         logits = self.model_state.compute_logits(hidden_states[:rows])
-        # The sampler works on an fp32 copy or two of the logits.
-        sampler_bytes = 2 * 4 * logits.numel()
+        # The sampler works on an fp32 copy or two of the logits; prompts are scored before it.
+        sampler_bytes = max(2 * 4 * logits.numel(), config.prompt_logprobs_bytes)
         torch.cuda.synchronize(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
         others = total - free - torch.cuda.memory_reserved(self.device)

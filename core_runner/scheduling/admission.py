@@ -30,6 +30,12 @@ class AdmissionRules:
         else:
             limit = min(prompt_len + max_tokens, limit)
         self._check_room(name, prompt_len, limit)
+        if self._config.prompt_logprobs is not None:
+            self._config.prompt_logprobs.check(request)
+        if self._config.explain_refusal is not None:
+            problem = self._config.explain_refusal(request.sampling_params)
+            if problem is not None:
+                raise RequestError(f"{name}: {problem}")
         return limit
 
     def _check_prompt(self, name: str, request: Request) -> None:

@@ -16,6 +16,7 @@ class CacheManager:
     """Block lists by slot for each cache group.
 
     num_blocks: blocks of each group's pool, null block included. max_chunk: most tokens of a row in one step.
+    share_prompts: completions of one prompt share its blocks, also without prefix caching.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class CacheManager:
         max_model_len: int,
         max_chunk: int,
         enable_prefix_caching: bool,
+        share_prompts: bool = True,
     ) -> None:
         pairs = zip(groups, num_blocks, strict=True)
         self.groups = [GroupCache(spec, num, max_num_reqs, max_model_len) for spec, num in pairs]
         self._max_chunk = max_chunk
         # A model without cache groups (pure recurrent state) has nothing to hit.
         self._enable_prefix_caching = enable_prefix_caching and bool(self.groups)
+        self._share_prompts = share_prompts and bool(self.groups)
         self._prefix = PrefixCache(groups, [group.pool for group in self.groups])
 
     @property
@@ -57,8 +60,22 @@ class CacheManager:
         return limit
 
     def is_cacheable(self, request: Request) -> bool:
-        """Whether the request's blocks may be shared: tokens alone do not describe one with model inputs."""
+        """Whether the request's blocks may be shared, with whomever."""
+        return self._is_public(request) or (request.group is not None and self._share_prompts)
+
+    def _is_public(self, request: Request) -> bool:
+        """Whether everybody may hit the blocks: tokens alone do not describe a request with model inputs."""
         return self._enable_prefix_caching and not request.model_inputs
+
+    def join_group(self, request: Request) -> None:
+        """Settle how a request that has come shares blocks with the other completions of its prompt."""
+        if request.group is None or self._is_public(request):
+            return
+        if self._share_prompts:
+            request.cache_salt += request.group.salt
+        else:
+            # There is nothing to wait for.
+            request.group.is_computed = True
 
     def get_hit(self, request: Request) -> PrefixHit:
         """Longest prefix of the known tokens that is in every group's cache; nothing changes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -67,6 +67,21 @@ class BlockUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarBitmask:
+    """Ids that some of a step's samples may take, as packed bits; every other sample is free.
+
+    Mask i is for slot `slots[i]` and its sample `positions[i]`: 0 is the first that the step draws for the slot,
+    j the one after j drafts. Each pair comes at most once, and only for a slot that samples in this step.
+    words: bit k of words[i, w] allows id 32 w + k. It may be a function that gives them: the runner calls it once,
+    when the model's work is queued, so that filling masks takes no time of the device.
+    """
+
+    slots: IntArray  # [n]
+    positions: IntArray  # [n]
+    words: IntArray | Callable[[], IntArray]  # [n, ceil(vocab_size / 32)]
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step. Applied in the order of the fields: removals, admissions, block updates, then the batch.
 
@@ -81,6 +96,7 @@ class SchedulerOutput:
     num_scheduled_tokens: IntArray  # [num_reqs], at least 1
     num_computed_tokens: IntArray  # [num_reqs], before this step
     num_draft_tokens: IntArray | None = None  # [num_reqs], within num_scheduled_tokens; None: no drafts
+    grammar_bitmask: GrammarBitmask | None = None  # None: no sample of this step is constrained
 
     @classmethod
     def empty(cls, num_groups: int, removed: Sequence[RemovedRequest] = ()) -> SchedulerOutput:

@@ -39,6 +39,9 @@ def plan_running(table: SlotTable, config: SchedulerConfig) -> Rows:
 
 def _decode_rows(table: SlotTable, config: SchedulerConfig, decoding: IntArray) -> Rows:
     num_drafts, budget = config.num_draft_tokens, config.max_num_batched_tokens
+    # What a constrained request may sample next depends on the token in flight: it sits this step out.
+    if table.is_constrained_np.any():
+        decoding = decoding[~table.is_constrained_np[decoding] | (table.num_in_flight_np[decoding] == 0)]
     # Tokens in flight count as had: a request at its limit only waits for them.
     room = table.max_total_np[decoding] - table.num_tokens_np[decoding]
     slots, room = decoding[room > 0], room[room > 0]

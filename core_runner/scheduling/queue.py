@@ -6,6 +6,7 @@ import heapq
 
 from core_runner.errors import QueueFullError
 from core_runner.request import Request
+from core_runner.scheduling.prompt_group import PromptGroup
 
 
 class WaitingQueue:
@@ -19,9 +20,10 @@ class WaitingQueue:
         self._max_waiting = max_waiting
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._members: set[int] = set()  # arrivals; the heap may hold discarded entries until they surface
+        self._unready: dict[int, Request] = {}  # by arrival; they hold up nobody
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._members) + len(self._unready)
 
     @property
     def has_room(self) -> bool:
@@ -37,9 +39,32 @@ class WaitingQueue:
             )
 
     def push(self, request: Request) -> None:
-        """Add a request; a preempted one is never refused."""
+        """Add a request; a preempted one is never refused. One whose constraint is not ready stands aside."""
+        if request.constraint is not None and not request.constraint.is_ready():
+            self._unready[request.arrival] = request
+            return
         self._members.add(request.arrival)
-        heapq.heappush(self._heap, (request.rank, request))
+        # One that waits for another to compute its prompt counts as waiting, but holds up nobody.
+        if request.group is None or not request.group.holds_back(request):
+            heapq.heappush(self._heap, (request.rank, request))
+
+    def release(self, group: PromptGroup) -> None:
+        """Put those in the line who need not wait for the group's prompt any more."""
+        for request in group.take_held():
+            if request.arrival in self._members:
+                self.push(request)
+
+    def settle(self) -> list[Request]:
+        """Let requests that have become ready take the place of their rank; gives those that never will."""
+        failed = []
+        for request in list(self._unready.values()):
+            assert request.constraint is not None, "only a constraint makes a request wait"
+            if request.constraint.is_ready():
+                del self._unready[request.arrival]
+                self.push(request)
+                if request.constraint.error is not None:
+                    failed.append(request)
+        return failed
 
     def peek(self) -> Request | None:
         """The request that is next, or None."""
@@ -58,6 +83,8 @@ class WaitingQueue:
 
     def discard(self, request: Request) -> None:
         """Remove a request from anywhere in the queue, O(1) amortised."""
+        if self._unready.pop(request.arrival, None) is not None:
+            return
         self._members.discard(request.arrival)
         # Entries of discarded requests must not pile up behind one that never surfaces.
         if len(self._heap) > 2 * len(self._members) + 64:

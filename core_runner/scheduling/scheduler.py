@@ -56,6 +56,7 @@ class Scheduler:
             max_model_len=config.max_model_len,
             max_chunk=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
+            share_prompts=config.share_prompts,
         )
         self._queue = WaitingQueue(config.max_waiting)
         self._requests: dict[str, Request] = {}
@@ -63,6 +64,7 @@ class Scheduler:
         self._results = StepResults(self._slots, self._cache, eos_token_ids)
         self._rules = AdmissionRules(config, self._cache)
         self._admission = Admission(config, self._slots, self._cache, self._queue)
+        self._failed: list[RequestUpdate] = []
         self._num_arrivals = self._num_preemptions = 0
 
     # ---- requests
@@ -78,6 +80,7 @@ class Scheduler:
             request.stop_token_ids |= self._eos
         self._num_arrivals += 1
         self._requests[request.req_id] = request
+        self._cache.join_group(request)
         self._queue.push(request)
 
     def validate(self, request: Request) -> int:
@@ -128,6 +131,8 @@ class Scheduler:
         With requests unfinished, None means that a step in flight must be given to `update` first.
         """
         num_preemptions = self._num_preemptions
+        for request in self._queue.settle():
+            self._fail_waiting(request)
         rows = plan_running(self._slots, self.config)
         if len(rows.slots):
             rows = self._secure_blocks(rows)
@@ -150,6 +155,11 @@ class Scheduler:
         for request, status in ended:
             self._end(request, status)
         return updates
+
+    def take_failed(self) -> list[RequestUpdate]:
+        """Requests that ended with an error while they waited, since this was asked last."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def flush(self) -> SchedulerOutput | None:
         """A step without rows that only reports removals, for an engine that goes idle; None without any."""
@@ -214,6 +224,7 @@ class Scheduler:
         # Offered only now: a hit within this step would read what this step is still to write.
         for row in np.flatnonzero(computed < prefill_len).tolist():
             self._cache.publish(int(slots[row]), requests[row], int(after[row]))
+            self._note_prefill(requests[row], int(after[row]))
         output = SchedulerOutput(
             removed=self._take_removed(),
             new_requests=new_requests,
@@ -223,7 +234,16 @@ class Scheduler:
             num_computed_tokens=computed,
             num_draft_tokens=drafts if self.config.num_draft_tokens else None,
         )
-        return ScheduledStep(output, requests, samples, table.generation_np[slots])
+        constrained = np.flatnonzero(samples & table.is_constrained_np[slots])
+        return ScheduledStep(output, requests, samples, table.generation_np[slots], constrained)
+
+    def _note_prefill(self, request: Request, num_computed: int) -> None:
+        """What has been waiting for these tokens: prompt log-probabilities, and other completions of the prompt."""
+        request.num_scored_tokens = max(request.num_scored_tokens, num_computed)
+        group = request.group
+        if group is not None and not group.is_computed and num_computed >= request.prompt_len:
+            group.is_computed = True
+            self._queue.release(group)
 
     # ---- giving up slots
 
@@ -245,11 +265,21 @@ class Scheduler:
         else:
             self._queue.discard(request)
         request.status = status
+        group = request.group
+        if group is not None and group.leader is request and not group.is_computed:
+            group.leader = None
+            self._queue.release(group)
 
     def _give_up(self, request: Request, reason: RemoveReason) -> None:
         slot = self._slots.release(request)
         self._cache.release(slot)
         self._removed.append(RemovedRequest(slot, reason))
+
+    def _fail_waiting(self, request: Request) -> None:
+        assert request.constraint is not None, "only a constraint fails before a request runs"
+        request.error = request.constraint.error
+        self._end(request, RequestStatus.FINISHED_ERROR)
+        self._failed.append(RequestUpdate(request, [], "error"))
 
     def _take_removed(self) -> list[RemovedRequest]:
         removed, self._removed = self._removed, []

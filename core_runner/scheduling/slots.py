@@ -29,6 +29,8 @@ class SlotTable:
         self.is_running_np = np.zeros(max_num_reqs, np.bool_)
         # Rows that update() must look at one by one: own stop ids, or logprobs to hand out.
         self.needs_check_np = np.zeros(max_num_reqs, np.bool_)
+        # Rows that must not run ahead of a token that is not known.
+        self.is_constrained_np = np.zeros(max_num_reqs, np.bool_)
         self.requests_np = np.full(max_num_reqs, None, dtype=object)
         self._free = list(range(max_num_reqs - 1, -1, -1))
         self._running = np.zeros(max_num_reqs, np.int32)  # in order of admission
@@ -63,8 +65,11 @@ class SlotTable:
         self.max_total_np[slot] = request.max_total_len
         self.num_in_flight_np[slot] = 0
         self.rank_np[:, slot] = request.rank
-        self.needs_check_np[slot] = bool(request.sampling_params.stop_token_ids) or (
-            request.sampling_params.logprobs is not None
+        self.is_constrained_np[slot] = request.constraint is not None
+        self.needs_check_np[slot] = (
+            bool(request.sampling_params.stop_token_ids)
+            or request.sampling_params.logprobs is not None
+            or request.constraint is not None
         )
         self.is_running_np[slot] = True
         self.requests_np[slot] = request
@@ -82,7 +87,7 @@ class SlotTable:
         request.slot = -1
         # Rows of steps in flight that name this slot are told by it from the next owner's.
         self.generation_np[slot] += 1
-        self.is_running_np[slot] = False
+        self.is_running_np[slot] = self.is_constrained_np[slot] = False
         self.requests_np[slot] = None
         self._free.append(slot)
         return slot

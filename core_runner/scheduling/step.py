@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from core_runner.errors import ConfigError
 from core_runner.request import FinishReason, Request, TokenLogprobs
+from core_runner.sampling_params import SamplingParams
 from core_runner.scheduling.output import SchedulerOutput
+from core_runner.scheduling.prompt_logprobs import PromptLogprobsLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,9 @@ class SchedulerConfig:
 
     vocab_size: prompt ids must be below it; None checks nothing. enable_chunked_prefill: False computes every
     prefill in one step, so that a request is limited to `max_num_batched_tokens` computed tokens.
+    share_prompts: completions of one prompt share its blocks, also without prefix caching; False is for a model
+    that cannot. prompt_logprobs: bounds for requests that ask for them; None sets none.
+    explain_refusal: why the runner cannot serve these parameters, None if it can; asked at admission.
     """
 
     max_num_reqs: int
@@ -31,6 +36,9 @@ class SchedulerConfig:
     num_draft_tokens: int = 0
     vocab_size: int | None = None
     enable_chunked_prefill: bool = True
+    share_prompts: bool = True
+    prompt_logprobs: PromptLogprobsLimits | None = None
+    explain_refusal: Callable[[SamplingParams], str | None] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values with which no step could be scheduled."""
@@ -56,6 +64,7 @@ class ScheduledStep:
     requests: Sequence[Request]  # of each batch row
     samples: npt.NDArray[np.bool_]  # rows that compute their last known token, [num_reqs]
     generations: npt.NDArray[np.int64]  # of each row's slot when the step was scheduled, [num_reqs]
+    constrained: npt.NDArray[np.intp]  # rows whose sample a request's constraint narrows, [n]
 
 
 class RequestUpdate(NamedTuple):

@@ -33,6 +33,9 @@ class StepResults:
         # A slot given up since the step was scheduled may have another owner now: look at such rows alone.
         is_live = self._slots.generation_np[slots] == step.generations
         self._count(step, output, is_live)
+        # By request, not by slot: one that was preempted since will not have them computed again.
+        for row, scored in output.prompt_logprobs.items():
+            step.requests[row].prompt_logprobs.append(scored)
         careful = self._find_careful(step, output, is_live)
         updates = self._take_plain_rows(step, output, np.flatnonzero(step.samples & ~careful))
         ended: Ended = []
@@ -93,12 +96,14 @@ class StepResults:
     ) -> None:
         # Ids of a failed row mean nothing, so it ends without them.
         if output.failed[row]:
-            updates.append(RequestUpdate(request, [], "error"))
-            ended.append((request, RequestStatus.FINISHED_ERROR))
+            self._fail(request, updates, ended)
             return
         # What is sampled for a preempted request counts: it resumes behind this token.
         sampled = output.sampled_token_ids[row, : output.num_sampled[row]].tolist()
         new, reason = _cut_at_stop(request, sampled)
+        if request.constraint is not None and reason is None and not request.constraint.accept(new):
+            self._fail(request, updates, ended)
+            return
         request.output_token_ids += new
         self.num_generated_tokens += len(new)
         logprobs = _row_logprobs(request, output.logprobs, row, len(new))
@@ -107,6 +112,15 @@ class StepResults:
             updates.append(RequestUpdate(request, new, reason, logprobs))
         if reason:
             ended.append((request, RequestStatus(reason)))
+
+    def _fail(self, request: Request, updates: list[RequestUpdate], ended: Ended) -> None:
+        if request.constraint is not None:
+            request.error = request.constraint.error or (
+                "no id is left that structured_output and the request's other options allow, or the model's "
+                "logits held NaN"
+            )
+        updates.append(RequestUpdate(request, [], "error"))
+        ended.append((request, RequestStatus.FINISHED_ERROR))
 
     def _publish(self, step: ScheduledStep, is_candidate: npt.NDArray[np.bool_]) -> None:
         """Offer the blocks that the new tokens filled, where the step that computes them is scheduled."""
