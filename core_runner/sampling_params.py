@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from core_runner.allowed_ids import explain_nothing_left
 from core_runner.errors import RequestError
+from core_runner.structured.options import StructuredOutput
 
 MAX_LOGPROBS = 256
 MAX_COMPLETIONS = 4096
@@ -39,6 +40,9 @@ class SamplingParams:
     as text (`LLM` turns them into tokens), that the output never completes. min_tokens: until the output is
     that long, no id that ends a request (the model's end ids, also under ignore_eos, and stop_token_ids) is
     sampled and no stop string ends it. n: completions of the prompt.
+    logits_processors: name of a plugin's logits processor -> its options; they run in the order of their loading,
+    after the penalties.
+    structured_output: the form that the output must have (a `StructuredOutput`, or a mapping of its fields).
     priority: smaller runs earlier under the "priority" policy. cache_salt: prefix blocks are shared only among
     requests of one salt.
     """
@@ -64,6 +68,8 @@ class SamplingParams:
     bad_words: Sequence[str | Sequence[int]] = ()
     min_tokens: int = 0
     n: int = 1
+    logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    structured_output: StructuredOutput | None = None
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
@@ -93,6 +99,9 @@ class SamplingParams:
         self._check_token_ids("allowed_token_ids", optional=True)
         self._check_logit_bias()
         self._check_bad_words()
+        self._check_logits_processors()
+        if self.structured_output is not None:
+            self._set("structured_output", StructuredOutput.of(self.structured_output))
         self._check_together()
 
     def _set(self, name: str, value: object) -> None:
@@ -169,11 +178,24 @@ class SamplingParams:
             )
         self._set("bad_words", tuple(values))
 
+    def _check_logits_processors(self) -> None:
+        """Names and options are checked by the processors, at admission."""
+        wanted = self.logits_processors
+        if not isinstance(wanted, Mapping) or not all(
+            isinstance(name, str) and isinstance(options, Mapping) for name, options in wanted.items()
+        ):
+            raise RequestError(f"logits_processors={wanted!r} must map names to mappings of options")
+        self._set("logits_processors", {name: dict(options) for name, options in wanted.items()})
+
     def _check_together(self) -> None:
         """Refuse options that contradict each other whatever the model is; admission knows the rest."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; lower one or raise the other"
+            )
+        if self.structured_output is not None and self.ignore_eos:
+            raise RequestError(
+                "structured_output ends with an end id, which ignore_eos=True would go past; leave one of them out"
             )
         problem = explain_nothing_left(self)
         if problem:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from model_states import hookspecs
-from model_states.hookspecs import API_VERSION, HOT_HOOKS, ColdHooks, HotHooks, combine_rule, hook_functions
+from model_states.hook_names import HOT_HOOKS, combine_rule, hook_functions
+from model_states.hookspecs import API_VERSION, ColdHooks, HotHooks
 from model_states.interface import CAPABILITIES
 
 PAGE = Path(__file__).with_name("hooks.md")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from model_states.hookspecs import API_VERSION, hookimpl, hookspec
     from model_states.interface import CAPABILITIES, Component, ModelState
+    from model_states.logits_processor import LogitsProcessor, LogitsRows
     from model_states.manager import PluginManager, PluginRow
     from model_states.sampler import Sampler, SamplerOutput
 
@@ -47,6 +48,7 @@ _HOMES = {
     ),
     "hookspecs": ("API_VERSION", "hookimpl", "hookspec"),
     "interface": ("CAPABILITIES", "Component", "ModelState"),
+    "logits_processor": ("LogitsProcessor", "LogitsRows"),
     "manager": ("PluginManager", "PluginRow"),
     "sampler": ("Sampler", "SamplerOutput"),
 }
@@ -65,6 +67,8 @@ __all__ = [
     "GroupCache",
     "Hooks",
     "InputBatch",
+    "LogitsProcessor",
+    "LogitsRows",
     "ModelConfig",
     "ModelState",
     "ModelStateError",

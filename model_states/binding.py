@@ -19,7 +19,8 @@ import pluggy
 
 from model_states.errors import PluginConflictError, PluginError, PluginHookError
 from model_states.hook_checks import check_hooks, implemented_hooks
-from model_states.hookspecs import HOT_HOOK_ARGUMENTS, HOT_HOOKS, PROJECT_NAME, HotHooks, combine_rule
+from model_states.hook_names import HOT_HOOK_ARGUMENTS, HOT_HOOKS, combine_rule
+from model_states.hookspecs import PROJECT_NAME, HotHooks
 from model_states.interface import Component
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from model_states.batch import InputBatch, RemoveReason, RequestView
     from model_states.cache import CacheGroup, Caches
+    from model_states.config import ModelConfig
+    from model_states.logits_processor import LogitsProcessor
     from model_states.sampler import Sampler
 
 Call = Callable[..., Any]
@@ -81,6 +84,7 @@ class Hooks:
     after_forward: Callable[[InputBatch, torch.Tensor], None]
     postprocess_state: Callable[[InputBatch, torch.Tensor, torch.Tensor], None]
     custom_sampler: Callable[[Sampler], Sampler]
+    logits_processors: Callable[[ModelConfig, int], list[LogitsProcessor]]
     relay: HookRelay
 
     def __init__(self, calls: Mapping[str, Call], relay: HookRelay) -> None:
@@ -200,18 +204,17 @@ def _chain(calls: Sequence[Call]) -> Call:
     return chain
 
 
-def _concatenate(
-    hook: str, owners: Sequence[str], parts: Iterable[Sequence[CacheGroup] | None]
-) -> list[CacheGroup]:
-    groups = [group for part in parts if part is not None for group in part]
-    names = [group.name for group in groups]
+def _concatenate(hook: str, owners: Sequence[str], parts: Iterable[Sequence[Any] | None]) -> list[Any]:
+    """One list; what is in it has a name of its own."""
+    items = [item for part in parts if part is not None for item in part]
+    names = [item.name for item in items]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        who = ", ".join(owners)
+        what, who = hook.rpartition("_")[2], ", ".join(owners)
         raise PluginHookError(
-            f"{hook}: several groups of {who} are named {twice[0]!r}; give each a name of its own"
+            f"{hook}: several {what} of {who} are named {twice[0]!r}; give each a name of its own"
         )
-    return groups
+    return items
 
 
 def _merge(hook: str, owners: Sequence[str], parts: Iterable[Mapping[str, Any] | None]) -> Mapping[str, Any]:

@@ -26,7 +26,8 @@ from model_states.errors import (
     PluginVersionError,
 )
 from model_states.hook_checks import is_marked
-from model_states.hookspecs import COLD_HOOKS, PROJECT_NAME, SUPPORTED_API_VERSIONS, ColdHooks
+from model_states.hook_names import COLD_HOOKS
+from model_states.hookspecs import PROJECT_NAME, SUPPORTED_API_VERSIONS, ColdHooks
 from model_states.interface import CAPABILITIES, ModelState
 
 DISABLE_VARIABLE: Final = "MODEL_STATES_DISABLE"

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from model_states.errors import PluginHookError
-from model_states.hookspecs import HOT_HOOK_ARGUMENTS, HOT_HOOKS, PROJECT_NAME
+from model_states.hook_names import HOT_HOOK_ARGUMENTS, HOT_HOOKS
+from model_states.hookspecs import PROJECT_NAME
 
 
 def implemented_hooks(cls: type) -> tuple[str, ...]:

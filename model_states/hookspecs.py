@@ -10,9 +10,8 @@ does not need; it has no default values, no `*args` and no arguments that the sp
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 import pluggy
 
@@ -21,7 +20,9 @@ if TYPE_CHECKING:
 
     from model_states.batch import InputBatch, RemoveReason, RequestView
     from model_states.cache import CacheGroup, Caches
+    from model_states.config import ModelConfig
     from model_states.interface import ModelState
+    from model_states.logits_processor import LogitsProcessor
     from model_states.sampler import Sampler
 
 PROJECT_NAME: Final = "model_states"
@@ -30,8 +31,6 @@ SUPPORTED_API_VERSIONS: Final = range(1, API_VERSION + 1)
 
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
-
-Combine = Literal["notify", "concatenate", "merge", "chain"]
 
 
 class ColdHooks:
@@ -264,29 +263,20 @@ class HotHooks:
         .. versionadded:: 0.1
         """
 
+    @hookspec
+    def logits_processors(  # type: ignore[empty-body]
+        self, config: ModelConfig, vocab_size: int
+    ) -> list[LogitsProcessor]:
+        """Bring processors that requests may ask for by name.
 
-def hook_functions(specs: type) -> dict[str, Callable[..., Any]]:
-    """Name -> spec function of `ColdHooks` or `HotHooks`, in the order of the file."""
-    return {name: f for name, f in vars(specs).items() if hasattr(f, f"{PROJECT_NAME}_spec")}
+        Called once at load, before `custom_sampler`; never during capture.
 
+        :param config: sizes and device of the loaded model; slots are below `max_num_reqs`.
+        :param vocab_size: columns of the logits that a processor is given.
+        :returns: processors with names of their own (see `model_states.logits_processor`); the lists of all are
+            concatenated. None counts as an empty list.
 
-def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of a spec's arguments without `self`, in order; a bound call passes them by position."""
-    return tuple(inspect.signature(function).parameters)[1:]
+        Must not return one object twice. What a processor allocates here stays for as long as the model does.
 
-
-COLD_HOOKS: Final = tuple(hook_functions(ColdHooks))
-HOT_HOOK_ARGUMENTS: Final = {name: argument_names(f) for name, f in hook_functions(HotHooks).items()}
-HOT_HOOKS: Final = tuple(HOT_HOOK_ARGUMENTS)
-
-_COMBINE: Final[dict[str, Combine]] = {
-    "cache_groups": "concatenate",
-    "prepare_inputs": "merge",
-    "prepare_dummy_inputs": "merge",
-    "custom_sampler": "chain",
-}
-
-
-def combine_rule(hook: str) -> Combine:
-    """How the results of several implementations of a hot hook become one; "notify" has no result."""
-    return _COMBINE.get(hook, "notify")
+        .. versionadded:: 0.1
+        """

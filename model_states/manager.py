@@ -20,7 +20,8 @@ from model_states import selection
 from model_states.discovery import Plugin, discover, given, refuse_conflicts
 from model_states.errors import PluginError, UnsupportedModelError
 from model_states.hook_checks import implemented_hooks
-from model_states.hookspecs import COLD_HOOKS, HOT_HOOKS, PROJECT_NAME
+from model_states.hook_names import COLD_HOOKS, HOT_HOOKS
+from model_states.hookspecs import PROJECT_NAME
 from model_states.interface import ModelState
 
 if TYPE_CHECKING:

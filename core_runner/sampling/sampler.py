@@ -16,6 +16,7 @@ from core_runner.sampling.kernels.top_k_top_p import top_k_top_p
 from core_runner.sampling.kernels.working_logits import working_logits
 from core_runner.sampling.option_rows import PROCESSED, OptionRows
 from core_runner.sampling.rows import SamplingRows
+from core_runner.sampling.slot_processors import SlotProcessors
 from core_runner.sampling.states import SamplerStates
 from model_states.batch import GrammarMask, InputBatch
 from model_states.sampler import SamplerOutput
@@ -25,12 +26,15 @@ class DefaultSampler:
     """The `Sampler` of the core. A feature that no request of the batch asks for launches nothing.
 
     states: parameters of every slot. vocab_size: ids that may be sampled; logits may have padding columns
-    after them, which are never read.
+    after them, which are never read. processors: what plugins brought to change logits, None for nothing.
     """
 
-    def __init__(self, states: SamplerStates, vocab_size: int) -> None:
+    def __init__(
+        self, states: SamplerStates, vocab_size: int, processors: SlotProcessors | None = None
+    ) -> None:
         self.states = states
         self.vocab_size = vocab_size
+        self.processors = processors
 
     def sample(self, logits: torch.Tensor, batch: InputBatch) -> SamplerOutput:
         """Sample one id for each row of logits [num_logits, >= vocab_size] (float32, bfloat16 or float16).
@@ -52,6 +56,8 @@ class DefaultSampler:
                 adjusted = self._adjust(logits, batch, options)
             if batch.grammar_mask is not None:
                 adjusted = self._mask(logits, adjusted, batch.grammar_mask)
+            if self.processors is not None:
+                adjusted = self.processors.apply(logits, adjusted, batch)
             thresholds = self._thresholds(adjusted, rows, batch)
             gumbel_argmax(
                 adjusted, self.vocab_size, rows, TARGET, thresholds, output.token_ids, output.failed

@@ -10,7 +10,8 @@ import re
 import pytest
 from source_tree import REPOSITORY, files, functions, name_of, tree_of
 
-from model_states.hookspecs import COLD_HOOKS, HOT_HOOKS, ColdHooks, HotHooks, hook_functions
+from model_states.hook_names import COLD_HOOKS, HOT_HOOKS, hook_functions
+from model_states.hookspecs import ColdHooks, HotHooks
 
 HOOKS = {**hook_functions(ColdHooks), **hook_functions(HotHooks)}
 PAGE = REPOSITORY / "docs" / "hooks.md"

@@ -18,7 +18,7 @@ from model_states import (
     hookimpl,
 )
 from model_states import binding as binding_module
-from model_states.hookspecs import HOT_HOOK_ARGUMENTS, HOT_HOOKS, combine_rule
+from model_states.hook_names import HOT_HOOK_ARGUMENTS, HOT_HOOKS, combine_rule
 
 ARGUMENTS = {hook: tuple(f"<{hook}.{name}>" for name in names) for hook, names in HOT_HOOK_ARGUMENTS.items()}
 

@@ -6,7 +6,7 @@ import pytest
 
 from model_states import Component, PluginHookError, hookimpl
 from model_states.hook_checks import implemented_hooks
-from model_states.hookspecs import HOT_HOOKS
+from model_states.hook_names import HOT_HOOKS
 
 
 def make(name, function, base=Component):

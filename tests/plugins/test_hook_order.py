@@ -10,7 +10,7 @@ import torch
 
 from core_runner import LLM, SamplingParams
 from model_states import Component, PluginManager, hookimpl
-from model_states.hookspecs import HOT_HOOKS
+from model_states.hook_names import HOT_HOOKS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "third_party_plugin"
 
@@ -83,6 +83,11 @@ class Recorder(Component):
         self.note("custom_sampler", sampler)
         return Constant(sampler)
 
+    @hookimpl
+    def logits_processors(self, config, vocab_size):
+        self.note("logits_processors", config.max_num_reqs, vocab_size)
+        return []
+
 
 class Constant:
     """Samples what the wrapped sampler does, and says so."""
@@ -132,8 +137,8 @@ def test_hooks_run_in_the_documented_order(model, toy):
     recorder, llm, _ = serve(model, toy, [[1, 2, 3, 4, 5]], 2, max_num_batched_tokens=3)
     names = [name for name, _ in recorder.calls]
     start = names.index("add_request")
-    assert names[:2] == ["cache_groups", "custom_sampler"]
-    assert set(names[2:start]) <= {"init_caches", "prepare_attn", "prepare_dummy_inputs"}
+    assert names[:3] == ["cache_groups", "logits_processors", "custom_sampler"]
+    assert set(names[3:start]) <= {"init_caches", "prepare_attn", "prepare_dummy_inputs"}
     # Two chunks of the prompt, then one step for the second token.
     steps = [name for name in names[start:] if name not in ("add_request", "remove_request")]
     assert steps[: 3 * len(STEP)] == list(STEP) * 3
