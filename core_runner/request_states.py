@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from core_runner.errors import SchedulerOutputError
+from core_runner.sampling.option_rows import TokenHistory
 from core_runner.scheduling.output import IntArray, NewRequest, RemovedRequest
 from model_states.staged import StagedTensor
 
@@ -71,6 +72,11 @@ class RequestStates:
     def null_slot(self) -> int:
         """The slot of padding rows, R."""
         return self.max_num_reqs
+
+    @property
+    def history(self) -> TokenHistory:
+        """Tokens of every slot as the device knows them, for the sampler."""
+        return TokenHistory(self.all_token_ids, self.total_len, self.prompt_len)
 
     @property
     def num_free_slots(self) -> int:
