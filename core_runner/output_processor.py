@@ -166,8 +166,8 @@ def _prompt_dicts(request: Request) -> list[dict[int, Logprob] | None] | None:
 
 
 def _as_dict(ids: list[int], values: list[float], rank: int) -> dict[int, Logprob]:
-    """The token itself, of rank `rank`, comes last. The best ids come in order, so their rank is their column."""
-    best = zip(ids[1:], values[1:], strict=True)
-    entry = {id_: Logprob(value, column) for column, (id_, value) in enumerate(best, 1)}
-    entry[ids[0]] = Logprob(values[0], rank)
+    """The token itself first, then the best ids in order, whose rank is their column."""
+    entry = {ids[0]: Logprob(values[0], rank)}
+    for column in range(1, len(ids)):
+        entry.setdefault(ids[column], Logprob(values[column], column))
     return entry

@@ -21,6 +21,7 @@ from core_runner.cli.options import (
     model_options,
     output_options,
     sampling_options,
+    structure_options,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ Examples:
   echo "Once upon a time" | core-runner generate - --stats
   core-runner generate @prompt.txt --model ./my-model --max-tokens 400
   core-runner generate --input rows.jsonl --output results.jsonl --resume
+  core-runner generate --choice yes --choice no "Is the sky blue?"
 
 \b
 A row of --input is {"prompt": TEXT}, {"prompt_token_ids": [...]} or
@@ -48,6 +50,7 @@ A row of --input is {"prompt": TEXT}, {"prompt_token_ids": [...]} or
 @input_options
 @output_options
 @sampling_options
+@structure_options
 @model_options
 @engine_options
 @click.option("--debug", is_flag=True, expose_value=False, callback=remember_debug, help="Show tracebacks.")
@@ -57,11 +60,12 @@ def generate(ctx: click.Context, /, **options: Any) -> None:
 
     The text goes to stdout as it comes, everything else to stderr.
     """
+    from core_runner.cli.structured import structured_output
     from core_runner.sampling_params import SamplingParams
 
     # What can be refused is refused before torch is imported.
     _check_usage(options)
-    chosen = given(options, SAMPLING_OPTIONS)
+    chosen = given(options, SAMPLING_OPTIONS) | structured_output(options)
     SamplingParams(**chosen)
     if options["input_path"] is None and options["output_path"] is None:
         failed = _generate_text(options, chosen)
@@ -124,13 +128,14 @@ def _generate_text(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
         if options["chat"]:
             prompts = llm.render_chat([conversation(text, options["system"]) for text in texts])
         clock = Clock(llm, load_s)
-        with closing(llm.stream(prompts, _sampling(llm, chosen))) as deltas:
-            for output in write_texts(deltas, len(prompts)):
+        sampling = _sampling(llm, chosen)
+        with closing(llm.stream(prompts, sampling)) as deltas:
+            for output in write_texts(deltas, len(prompts), sampling.n):
                 clock.tick()
                 if output is not None and output.error is not None:
                     click.echo(f"error: {output.error}", err=True)
                     failed = True
-                if output is not None and options["logprobs"] is not None:
+                if output is not None:
                     print_logprobs(output, llm.tokenizer)
         if options["stats"]:
             clock.print_report(overlapping=len(prompts) > 1)

@@ -19,6 +19,8 @@ SAMPLING_OPTIONS = (
     "stop",
     "ignore_eos",
     "logprobs",
+    "prompt_logprobs",
+    "n",
 )
 MODEL_OPTIONS = (
     "model",
@@ -98,7 +100,6 @@ output_options = _section(
 sampling_options = _section(
     "Sampling (default: the model's generation_config)",
     _option(
-        "-n",
         "--max-tokens",
         type=int,
         metavar="N",
@@ -121,6 +122,17 @@ sampling_options = _section(
     _option(
         "--logprobs", type=int, metavar="N", help="Log-probabilities of N best tokens: in rows, or on stderr."
     ),
+    _option("--prompt-logprobs", type=int, metavar="N", help="The same for the tokens of the prompt."),
+    _option(
+        "-n", "--num-completions", "n", type=int, metavar="N", help="Completions of each prompt. [default: 1]"
+    ),
+)
+structure_options = _section(
+    "Form of the output (one of these)",
+    _option("--json-schema", metavar="FILE|JSON", help="JSON that keeps to this schema."),
+    _option("--regex", metavar="REGEX", help="Text that this regular expression matches as a whole."),
+    _option("--choice", multiple=True, metavar="TEXT", help="One of these texts (repeatable)."),
+    _option("--grammar", metavar="FILE", help="Text of this grammar, in Lark or GBNF; - is stdin."),
 )
 model_options = _section(
     "Model",

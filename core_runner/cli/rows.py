@@ -2,7 +2,8 @@
 
 In:  {"prompt": "text"} | {"prompt_token_ids": [1, 2]} | {"messages": [{"role": "user", "content": "..."}]},
      and optionally "id" (text or number; the line number otherwise) and fields of `SamplingParams`.
-Out: {"id", "text", "token_ids", "finish_reason", "usage", "error"}, and "logprobs" where they were asked for.
+Out: {"id", "text", "token_ids", "finish_reason", "usage", "error"}, and "logprobs" and "prompt_logprobs" where they
+     were asked for. With n > 1 "completions" has {"text", "token_ids", "finish_reason"} of each, the first included.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from core_runner.errors import CoreRunnerError, RequestError
 from core_runner.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from core_runner.outputs import RequestOutput
+    from core_runner.outputs import CompletionOutput, RequestOutput
 
 RowId = str | int
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
@@ -138,29 +139,44 @@ def error_row(row_id: RowId, message: str) -> dict[str, Any]:
 
 def output_row(row: Row, output: RequestOutput) -> dict[str, Any]:
     """The output row of a finished or refused request."""
-    completion, error = output.outputs[0], output.error
+    first, error = _completion_fields(output.outputs[0]), output.error
     if error is not None:
         # The row's own name says more than the one that the engine gave it.
         error = f"line {row.line}: {error.removeprefix(f'request {output.request_id!r}: ')}"
     result: dict[str, Any] = {
         "id": row.id,
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
+        "text": first.pop("text"),
+        "token_ids": first.pop("token_ids"),
+        # A row has failed if any of its completions has.
+        "finish_reason": first.pop("finish_reason") if error is None else "error",
         "usage": {
             "prompt_tokens": len(output.prompt_token_ids),
-            "completion_tokens": len(completion.token_ids),
+            "completion_tokens": sum(len(one.token_ids) for one in output.outputs),
             "cached_tokens": output.num_cached_tokens,
         },
         "error": error,
     }
-    if completion.logprobs is not None:
-        result["logprobs"] = [logprob_items(position) for position in completion.logprobs]
+    result |= first
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [p and logprob_items(p) for p in output.prompt_logprobs]
+    if len(output.outputs) > 1:
+        result["completions"] = [_completion_fields(completion) for completion in output.outputs]
     return result
 
 
+def _completion_fields(completion: CompletionOutput) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+    }
+    if completion.logprobs is not None:
+        fields["logprobs"] = [logprob_items(position) for position in completion.logprobs]
+    return fields
+
+
 def logprob_items(position: Any) -> list[dict[str, Any]]:
-    """Ids with their values, the sampled one first. JSON has no infinity: a banned id's value is null."""
+    """Ids with their values, the token itself first. JSON has no infinity: a banned id's value is null."""
     return [
         {"token_id": int(token_id), "logprob": value if math.isfinite(value) else None}
         for token_id, value in ((t, float(getattr(v, "logprob", v))) for t, v in position.items())

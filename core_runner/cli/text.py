@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,14 +16,15 @@ _CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REP
 
 
 class TextWriter:
-    """Writes the deltas of several prompts in the order of the prompts, each text ending with a newline.
+    """Writes the deltas of several prompts in the order of the prompts, and each one's completions in theirs.
 
-    The text of the prompt whose turn it is goes out at once; that of later ones waits.
+    Each text ends with a newline. The one whose turn it is goes out at once; later ones wait.
     """
 
-    def __init__(self, num_prompts: int) -> None:
-        self._waiting = [""] * num_prompts
-        self._ended = [False] * num_prompts
+    def __init__(self, num_prompts: int, num_completions: int) -> None:
+        self._num_completions = num_completions
+        self._waiting = [""] * (num_prompts * num_completions)
+        self._ended = [False] * (num_prompts * num_completions)
         self._turn = 0
         self._last = ""
         self._to_terminal = sys.stdout.isatty()
@@ -33,8 +34,11 @@ class TextWriter:
 
     def write(self, delta: TextDelta) -> None:
         """Take one delta and flush what can be shown."""
-        self._waiting[delta.request_index] += delta.text
-        self._ended[delta.request_index] |= delta.output is not None
+        first = delta.request_index * self._num_completions
+        self._waiting[first + delta.index] += delta.text
+        self._ended[first + delta.index] |= delta.finish_reason is not None
+        if delta.output is not None:  # also for completions that a refused prompt never had
+            self._ended[first : first + self._num_completions] = [True] * self._num_completions
         while self._turn < len(self._ended):
             self._emit(self._waiting[self._turn])
             self._waiting[self._turn] = ""
@@ -55,18 +59,29 @@ class TextWriter:
         self._last = ""
 
 
-def write_texts(deltas: Iterable[TextDelta], num_prompts: int) -> Iterator[RequestOutput | None]:
+def write_texts(
+    deltas: Iterable[TextDelta], num_prompts: int, num_completions: int = 1
+) -> Iterator[RequestOutput | None]:
     """Write every delta; yields after each one, with the whole output where a prompt has ended."""
-    writer = TextWriter(num_prompts)
+    writer = TextWriter(num_prompts, num_completions)
     for delta in deltas:
         writer.write(delta)
         yield delta.output
 
 
 def print_logprobs(output: RequestOutput, tokenizer: Any) -> None:
-    """List the generated tokens on stderr, each with its log-probability and the best alternatives."""
-    completion = output.outputs[0]
-    for token_id, position in zip(completion.token_ids, completion.logprobs or (), strict=False):
-        others = [f"{tokenizer.decode([t])!r} {p.logprob:.3f}" for t, p in position.items() if t != token_id]
-        sampled = f"{tokenizer.decode([token_id])!r:<16} {position[token_id].logprob:8.3f}"
-        click.echo("   ".join([sampled, *others]), err=True)
+    """List tokens on stderr, each with its log-probability and the best alternatives, where they were asked for.
+
+    Those of the prompt come first, then those of each completion.
+    """
+    _print_tokens(output.prompt_token_ids, output.prompt_logprobs or (), tokenizer)
+    for completion in output.outputs:
+        _print_tokens(completion.token_ids, completion.logprobs or (), tokenizer)
+
+
+def _print_tokens(token_ids: Sequence[int], positions: Sequence[Any], tokenizer: Any) -> None:
+    for token_id, position in zip(token_ids, positions, strict=False):
+        entry = position or {}
+        others = [f"{tokenizer.decode([t])!r} {p.logprob:.3f}" for t, p in entry.items() if t != token_id]
+        value = f"{entry[token_id].logprob:8.3f}" if entry else ""
+        click.echo("   ".join([f"{tokenizer.decode([token_id])!r:<16} {value}".rstrip(), *others]), err=True)
