@@ -207,7 +207,7 @@ def _chain(calls: Sequence[Call]) -> Call:
 def _concatenate(hook: str, owners: Sequence[str], parts: Iterable[Sequence[Any] | None]) -> list[Any]:
     """One list; what is in it has a name of its own."""
     items = [item for part in parts if part is not None for item in part]
-    names = [item.name for item in items]
+    names = [getattr(item, "name", "") for item in items]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         what, who = hook.rpartition("_")[2], ", ".join(owners)
