@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from core_runner.completions import completion_seed
     from core_runner.config import RunnerConfig
     from core_runner.engine import Engine
     from core_runner.errors import (
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
     from core_runner.sampling_params import SamplingParams
     from core_runner.scheduling.output import (
         BlockUpdate,
+        GrammarBitmask,
         ModelRunnerOutput,
         NewRequest,
         RemovedRequest,
         SchedulerOutput,
     )
+    from core_runner.structured.options import StructuredOutput
 
 _EXPORTS = {
+    "completions": ["completion_seed"],
     "config": ["RunnerConfig"],
     "engine": ["Engine"],
     "errors": ["ConfigError", "CoreRunnerError", "QueueFullError", "RequestError", "SchedulerOutputError"],
@@ -40,11 +44,13 @@ _EXPORTS = {
     "sampling_params": ["SamplingParams"],
     "scheduling.output": [
         "BlockUpdate",
+        "GrammarBitmask",
         "ModelRunnerOutput",
         "NewRequest",
         "RemovedRequest",
         "SchedulerOutput",
     ],
+    "structured.options": ["StructuredOutput"],
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
@@ -56,6 +62,7 @@ __all__ = [
     "CoreRunnerError",
     "Engine",
     "EngineStats",
+    "GrammarBitmask",
     "Logprob",
     "ModelRunner",
     "ModelRunnerOutput",
@@ -68,7 +75,9 @@ __all__ = [
     "SamplingParams",
     "SchedulerOutput",
     "SchedulerOutputError",
+    "StructuredOutput",
     "TextDelta",
+    "completion_seed",
 ]
 
 

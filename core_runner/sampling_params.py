@@ -37,9 +37,13 @@ class SamplingParams:
     multiplied. frequency_penalty, presence_penalty: subtracted for each time, and for the first time, that the
     output holds the id. logit_bias: added to the logit of an id; -inf forbids the id.
     allowed_token_ids: the only ids that may be sampled; None allows all. bad_words: token sequences, or words
-    as text (`LLM` turns them into tokens), that the output never completes. min_tokens: until the output is
-    that long, no id that ends a request (the model's end ids, also under ignore_eos, and stop_token_ids) is
-    sampled and no stop string ends it. n: completions of the prompt.
+    as text (`LLM` turns them into tokens, as at the start of a line and as after a space), that the output never
+    completes; a sequence may begin in the prompt. min_tokens: until the output is that long, no id that ends a
+    request (the model's end ids, also under ignore_eos, and stop_token_ids) is sampled; stop strings still end
+    it.
+    n: completions of the prompt, which is computed once. Each has a stream of its own: unseeded ones draw their
+    seeds, and of a seeded request completion i has `completion_seed(seed, i)`, so 0 is what n=1 gives. Greedy
+    ones are allowed, and equal.
     logits_processors: name of a plugin's logits processor -> its options; they run in the order of their loading,
     after the penalties.
     structured_output: the form that the output must have (a `StructuredOutput`, or a mapping of its fields).
