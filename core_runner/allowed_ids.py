@@ -37,7 +37,33 @@ def explain_nothing_left(
     )
 
 
-def explain_outside(params: SamplingParams, vocab_size: int) -> str | None:
+def explain_contradiction(
+    params: SamplingParams, vocab_size: int | None, eos_token_ids: Collection[int]
+) -> str | None:
+    """Why these parameters cannot be served by a model with these ids, as an error message; None if they can."""
+    text = next((word for word in params.bad_words if isinstance(word, str)), None)
+    if text is not None:
+        return f"bad_words holds the text {text!r}, which only a tokenizer can turn into ids; give token sequences"
+    outside = None if vocab_size is None else _explain_outside(params, vocab_size)
+    return outside or explain_nothing_left(params, vocab_size, eos_token_ids)
+
+
+def explain_failed_row(params: SamplingParams) -> str:
+    """Why a request ended whose row of logits left nothing to sample."""
+    bans = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words),
+        "logit_bias": -math.inf in (params.logit_bias or {}).values(),
+        "min_tokens": params.min_tokens > 0,
+        "logits_processors": bool(params.logits_processors),
+    }
+    named = [name for name, is_used in bans.items() if is_used]
+    if not named:
+        return "the model's logits held NaN or allowed no token"
+    return f"no id is left that {' and '.join(named)} allow, or the model's logits held NaN"
+
+
+def _explain_outside(params: SamplingParams, vocab_size: int) -> str | None:
     """The option that names an id outside the vocabulary, as an error message; None if none does."""
     named: dict[str, Collection[int]] = {
         "allowed_token_ids": params.allowed_token_ids or (),

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
@@ -216,8 +217,17 @@ class LLM:
             token_ids, model_inputs = prompt["prompt_token_ids"], prompt.get("model_inputs", {})
         if params.stop:
             self._require_tokenizer()
+        params = self._with_bad_words_as_ids(params)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         return Request(req_id, token_ids, params, seed, model_inputs)
+
+    def _with_bad_words_as_ids(self, params: SamplingParams) -> SamplingParams:
+        """The same parameters, once more checked, now that the ids of the words are known."""
+        if not any(isinstance(word, str) for word in params.bad_words):
+            return params
+        encode = self._require_tokenizer().encode_bad_word
+        words = [encode(word) if isinstance(word, str) else [word] for word in params.bad_words]
+        return replace(params, bad_words=list(itertools.chain(*words)))
 
     def _load_tokenizer(self) -> tuple[Tokenizer | None, str]:
         """The tokenizer, or why there is none: token ids work without, unless one was named."""

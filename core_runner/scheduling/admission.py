@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
+from core_runner.allowed_ids import explain_contradiction
 from core_runner.errors import RequestError
 from core_runner.request import Request, RequestStatus
 from core_runner.scheduling.cache_manager import CacheManager
@@ -16,14 +19,18 @@ from core_runner.scheduling.step import SchedulerConfig
 class AdmissionRules:
     """Checks a new request against the limits of the configuration and of the block pools."""
 
-    def __init__(self, config: SchedulerConfig, cache: CacheManager) -> None:
+    def __init__(self, config: SchedulerConfig, cache: CacheManager, eos_token_ids: Collection[int]) -> None:
         self._config = config
         self._cache = cache
+        self._eos_token_ids = eos_token_ids
 
     def max_total_len(self, request: Request) -> int:
         """Most tokens of prompt and output; raises `RequestError` if they could never run."""
         name, prompt_len = f"request {request.req_id!r}", request.prompt_len
         self._check_prompt(name, request)
+        problem = explain_contradiction(request.sampling_params, self._config.vocab_size, self._eos_token_ids)
+        if problem is not None:
+            raise RequestError(f"{name}: {problem}")
         limit, max_tokens = self._config.max_model_len, request.sampling_params.max_tokens
         if max_tokens is None:
             limit = max(prompt_len + 1, self._roomy_len(limit))

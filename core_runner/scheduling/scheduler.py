@@ -62,7 +62,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._removed: list[RemovedRequest] = []
         self._results = StepResults(self._slots, self._cache, eos_token_ids)
-        self._rules = AdmissionRules(config, self._cache)
+        self._rules = AdmissionRules(config, self._cache, self._eos)
         self._admission = Admission(config, self._slots, self._cache, self._queue)
         self._failed: list[RequestUpdate] = []
         self._num_arrivals = self._num_preemptions = 0

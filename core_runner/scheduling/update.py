@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from core_runner.allowed_ids import explain_failed_row
 from core_runner.request import FinishReason, Request, RequestStatus, TokenLogprobs
 from core_runner.scheduling.cache_manager import CacheManager
 from core_runner.scheduling.output import Logprobs, ModelRunnerOutput
@@ -119,6 +120,8 @@ class StepResults:
                 "no id is left that structured_output and the request's other options allow, or the model's "
                 "logits held NaN"
             )
+        else:
+            request.error = explain_failed_row(request.sampling_params)
         updates.append(RequestUpdate(request, [], "error"))
         ended.append((request, RequestStatus.FINISHED_ERROR))
 

@@ -44,6 +44,20 @@ class Tokenizer:
             # Lone surrogates (bytes of a file that were no UTF-8) are what a tokenizer cannot take.
             raise RequestError(f"the prompt {text[:40]!r} cannot be tokenized: {error}") from error
 
+    def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
+        """Ids of a word at the start of a line and after a space, each once, without special tokens.
+
+        Raises RequestError for a word that cannot be encoded or leaves no id.
+        """
+        texts = (word, f" {word.lstrip()}")
+        try:
+            encoded = [tuple(self.hf.encode(text, add_special_tokens=False)) for text in texts]
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"bad_words: {word!r} cannot be tokenized: {error}") from error
+        if not all(encoded):
+            raise RequestError(f"bad_words: {word!r} has no tokens in the tokenizer of {self.name!r}")
+        return list(dict.fromkeys(encoded))
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any
     ) -> list[int]:
