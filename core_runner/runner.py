@@ -16,7 +16,6 @@ from core_runner.loader import Progress, choose_num_blocks, load_model_state
 from core_runner.prompt_logprobs import PromptScorer
 from core_runner.request_states import RequestStates
 from core_runner.sampling.logit_options import LogitOptions
-from core_runner.sampling.logit_options import LogitOptions
 from core_runner.sampling.sampler import DefaultSampler
 from core_runner.sampling.slot_processors import SlotProcessors
 from core_runner.sampling.states import SamplerStates
@@ -29,7 +28,6 @@ from core_runner.scheduling.output import (
 )
 from core_runner.structured.step_masks import StepMasks
 from model_states import Caches, Component, InputBatch, PluginManager, bind
-from model_states.loading import load_generation_config
 from model_states.loading import load_generation_config
 
 

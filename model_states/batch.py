@@ -38,6 +38,14 @@ class RequestView(Protocol):
         """What the model needs beside tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarMask:
+    """Ids that some rows of logits may take; bit k of words[i, w] allows id 32 w + k. Other rows are free."""
+
+    rows: torch.Tensor  # row of logits of each mask, int32 [n]
+    words: torch.Tensor  # int32 [n, ceil(vocab_size / 32)]
+
+
 @dataclass(slots=True)
 class InputBatch:
     """One step, in batch rows. Tensors are views of persistent buffers; rows and tokens past the real counts are
@@ -66,6 +74,7 @@ class InputBatch:
     cu_num_logits_np: IntArray  # [num_reqs + 1]
     max_query_len: int
     max_seq_len: int
+    grammar_mask: GrammarMask | None = None  # set for the sampler, after the forward; None: no row is constrained
 
     @property
     def num_logits(self) -> int:

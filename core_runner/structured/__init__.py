@@ -1,0 +1,1 @@
+"""Structured output: ids that keep a request's text inside a JSON schema, regex, choice or grammar."""
