@@ -51,6 +51,7 @@ def explain_contradiction(
 def explain_failed_row(params: SamplingParams) -> str:
     """Why a request ended whose row of logits left nothing to sample."""
     bans = {
+        "structured_output": params.structured_output is not None,
         "allowed_token_ids": params.allowed_token_ids is not None,
         "bad_words": bool(params.bad_words),
         "logit_bias": -math.inf in (params.logit_bias or {}).values(),

@@ -115,13 +115,9 @@ class StepResults:
             ended.append((request, RequestStatus(reason)))
 
     def _fail(self, request: Request, updates: list[RequestUpdate], ended: Ended) -> None:
-        if request.constraint is not None:
-            request.error = request.constraint.error or (
-                "no id is left that structured_output and the request's other options allow, or the model's "
-                "logits held NaN"
-            )
-        else:
-            request.error = explain_failed_row(request.sampling_params)
+        constraint = request.constraint
+        request.error = constraint.error if constraint is not None else None
+        request.error = request.error or explain_failed_row(request.sampling_params)
         updates.append(RequestUpdate(request, [], "error"))
         ended.append((request, RequestStatus.FINISHED_ERROR))
 
