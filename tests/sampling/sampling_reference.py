@@ -49,7 +49,7 @@ def make_batch(
         slot_mappings=(),
         logits_indices=logits_indices.to(device),
         expanded_idx_mapping=row_slots.to(device),
-        expanded_local_pos=unused,
+        expanded_local_pos=torch.zeros(num_logits, dtype=torch.int32, device=device),
         cu_num_logits=torch.from_numpy(starts).to(device),
         cu_num_logits_np=starts,
         max_query_len=2 * logits_per_req,
@@ -136,3 +136,48 @@ def reference_scores(
         for i in kept_ids(logits, params)
         if logits[i] > -math.inf
     }
+
+
+def is_completed(word: Sequence[int], tokens: Sequence[int], token: int) -> bool:
+    """Whether `token` after `tokens` completes the word."""
+    return [*tokens, token][-len(word) :] == list(word)
+
+
+def adjusted_logits(
+    logits: Sequence[float],
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    eos_token_ids: Sequence[int] = (),
+) -> list[float]:
+    """The logits after every option that changes them, one id at a time, in the order of the design."""
+    adjusted = []
+    for token, logit in enumerate(logits):
+        x = logit
+        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
+            x = -math.inf
+        if any(is_completed(word, [*prompt, *output], token) for word in params.bad_words):
+            x = -math.inf
+        x += (params.logit_bias or {}).get(token, 0.0)
+        if len(output) < params.min_tokens and token in (*params.stop_token_ids, *eos_token_ids):
+            x = -math.inf
+        count = list(output).count(token)
+        if count or token in prompt:
+            x = x / params.repetition_penalty if x > 0 else x * params.repetition_penalty
+        adjusted.append(x - params.frequency_penalty * count - params.presence_penalty * (count > 0))
+    return adjusted
+
+
+def log_softmax(logits: Sequence[float]) -> list[float]:
+    """In double precision; an id that cannot come has minus infinity."""
+    best = max(logits)
+    log_sum = math.log(sum(math.exp(x - best) for x in logits))
+    return [x - best - log_sum for x in logits]
+
+
+def processed_logprobs(adjusted: Sequence[float], params: SamplingParams) -> list[float]:
+    """Log-probabilities of the distribution that is sampled from: scaled, and filtered unless greedy."""
+    if params.temperature == 0:
+        return log_softmax(adjusted)
+    kept = set(kept_ids(adjusted, params))
+    return log_softmax([x / params.temperature if i in kept else -math.inf for i, x in enumerate(adjusted)])
