@@ -83,9 +83,8 @@ def _bad_words_kernel(
     past = all_token_ids + slot * all_token_ids_stride + position
     matched = inside & (before <= position + 1)
     for back in range(0, tl.max(before, axis=0)):
-        is_draft = back < drafts
-        draft = tl.load(input_ids + index - back, mask=is_draft, other=0).to(tl.int32)
-        known = tl.load(past - back, mask=(back <= position) & (not is_draft), other=0)
+        draft = tl.load(input_ids + index - back, mask=back < drafts, other=0).to(tl.int32)
+        known = tl.load(past - back, mask=(back <= position) & (back >= drafts), other=0)
         wanted = tl.load(table + end - 2 - back, mask=matched & (back < before), other=0)
         matched = matched & ((back >= before) | (wanted == draft + known))
     last = tl.load(table + end - 1, mask=matched, other=0)
