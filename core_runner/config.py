@@ -28,6 +28,7 @@ class RunnerConfig:
     num_draft_tokens: draft columns per request, K; 0 until a drafter is configured.
     model_state: name of a plugin's model state; None selects the one that claims the architecture.
     attention_backend: "torch" or "triton"; None takes the fastest one that supports the model.
+    cuda_graphs: record decode steps; None is on where device and model state can, True is an error elsewhere.
     load_format: "auto" reads the checkpoint, "dummy" fills random weights (benchmarks).
     prompt_logprobs_bytes: most memory for the logits of prompt log-probabilities, which are computed in pieces of
         as many positions as fit. prompt_logprobs_result_bytes: most host memory for those of one prompt.
@@ -53,6 +54,7 @@ class RunnerConfig:
     num_draft_tokens: int = 0
     model_state: str | None = None
     attention_backend: str | None = None
+    cuda_graphs: bool | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     trust_remote_code: bool = False
     prompt_logprobs_bytes: int = 256 << 20

@@ -74,6 +74,16 @@ def use_prefix_cache(config: RunnerConfig, state: ModelState) -> bool:
     return wanted is not False and check_capability(type(state), "prefix_cache", chosen=wanted is True)
 
 
+def use_graphs(config: RunnerConfig, state: ModelState) -> bool:
+    """Whether decode steps are recorded as CUDA graphs: as asked, or on a GPU where the model state can."""
+    wanted, on_gpu = config.cuda_graphs, state.config.device.type == "cuda"
+    if wanted and not on_gpu:
+        raise ConfigError(
+            f"cuda_graphs=True needs a GPU, and the device is {state.config.device}; leave it out"
+        )
+    return on_gpu and wanted is not False and check_capability(type(state), "graphs", chosen=wanted is True)
+
+
 def choose_num_blocks(
     config: RunnerConfig, groups: Sequence[CacheGroup], max_model_len: int, free_bytes: int
 ) -> int:

@@ -11,8 +11,9 @@ from core_runner.async_output import AsyncOutput
 from core_runner.block_tables import BlockTables
 from core_runner.config import RunnerConfig
 from core_runner.errors import SchedulerOutputError
+from core_runner.graphs import ForwardGraphs
 from core_runner.input_batch import InputPreparer
-from core_runner.loader import Progress, choose_num_blocks, load_model_state
+from core_runner.loader import Progress, choose_num_blocks, load_model_state, use_graphs
 from core_runner.prompt_logprobs import PromptScorer
 from core_runner.request_states import RequestStates
 from core_runner.sampling.logit_options import LogitOptions
@@ -70,27 +71,10 @@ class ModelRunner:
         self.inputs = InputPreparer(
             self.request_states, self.block_tables, config.max_num_batched_tokens, self.device
         )
-        vocab_size = self.model_state.vocab_size
-        self.generation_defaults = load_generation_config(self.model_state.config.checkpoint)
-        logit_options = LogitOptions(
-            config.max_num_reqs,
-            vocab_size,
-            self.request_states.history,
-            self.generation_defaults.eos_token_ids,
-            self.device,
+        self._build_sampling()
+        self.graphs = ForwardGraphs(
+            self.model_state, config.max_num_reqs, use_graphs(config, self.model_state)
         )
-        self.sampler_states = SamplerStates(config.max_num_reqs, self.device, logit_options)
-        self.processors = SlotProcessors(
-            self.hooks.logits_processors(model, vocab_size), config.max_num_reqs, vocab_size, self.device
-        )
-        self.sampler = self.hooks.custom_sampler(
-            DefaultSampler(self.sampler_states, vocab_size, self.processors)
-        )
-        self.prompt_scorer = PromptScorer(
-            self.model_state, config.prompt_logprobs_bytes, config.max_num_batched_tokens
-        )
-        max_num_logits = config.max_num_reqs * (config.num_draft_tokens + 1)
-        self.step_masks = StepMasks(self.request_states, max_num_logits, vocab_size, self.device)
         self._copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._num_rejected = torch.zeros(config.max_num_reqs, dtype=torch.int32, device=self.device)
         self._pending: tuple[InputBatch, torch.Tensor, GrammarBitmask | None] | None = None
@@ -112,8 +96,9 @@ class ModelRunner:
         self._apply_changes(scheduler_output)
         if not scheduler_output.num_reqs:
             return
-        batch = self.inputs.prepare(scheduler_output)
-        self._pending = batch, self._forward(batch), scheduler_output.grammar_bitmask
+        bucket = self.graphs.bucket(scheduler_output)
+        batch = self.inputs.prepare(scheduler_output, num_tokens_padded=bucket, num_reqs_padded=bucket)
+        self._pending = batch, self._forward(batch, bucket), scheduler_output.grammar_bitmask
 
     @torch.inference_mode()
     def sample_tokens(self) -> AsyncOutput | None:
@@ -128,7 +113,7 @@ class ModelRunner:
         if bitmask is not None:
             batch.grammar_mask = self.step_masks.to_device(bitmask, batch)
         sampled = self.sampler.sample(logits, batch)
-        num_sampled, num_rejected = batch.cu_num_logits.diff(), self._num_rejected[: batch.num_reqs]
+        num_sampled, num_rejected = batch.cu_num_logits.diff(), self._num_rejected[: len(batch.idx_mapping)]
         output = AsyncOutput(
             batch,
             sampled,
@@ -150,12 +135,14 @@ class ModelRunner:
             SchedulerOutput.empty(len(self.cache_groups), [RemovedRequest(slot, "aborted") for slot in held])
         )
 
-    def _forward(self, batch: InputBatch) -> torch.Tensor:
+    def _forward(self, batch: InputBatch, bucket: int | None) -> torch.Tensor:
         hooks = self.hooks
+        if bucket is not None:
+            batch.max_seq_len = self.max_model_len  # a graph's launches are sized once, for any length
         hooks.preprocess_state(batch)
         hooks.run_encoder(batch)
         hooks.prepare_attn(batch)
-        hidden_states = self.model_state.forward(batch, **hooks.prepare_inputs(batch))
+        hidden_states = self.graphs.forward(batch, hooks.prepare_inputs(batch), bucket)
         hooks.after_forward(batch, hidden_states)
         return hidden_states
 
@@ -189,6 +176,31 @@ class ModelRunner:
         self.processors.remove(removed.slot)
         self.prompt_scorer.remove(removed.slot)
         self.block_tables.remove(removed.slot)
+
+    def _build_sampling(self) -> None:
+        """What turns hidden states into tokens and log-probabilities, with the options of every slot."""
+        config = self.config
+        model, vocab_size = self.model_state.config, self.model_state.vocab_size
+        self.generation_defaults = load_generation_config(model.checkpoint)
+        logit_options = LogitOptions(
+            config.max_num_reqs,
+            vocab_size,
+            self.request_states.history,
+            self.generation_defaults.eos_token_ids,
+            self.device,
+        )
+        self.sampler_states = SamplerStates(config.max_num_reqs, self.device, logit_options)
+        self.processors = SlotProcessors(
+            self.hooks.logits_processors(model, vocab_size), config.max_num_reqs, vocab_size, self.device
+        )
+        self.sampler = self.hooks.custom_sampler(
+            DefaultSampler(self.sampler_states, vocab_size, self.processors)
+        )
+        self.prompt_scorer = PromptScorer(
+            self.model_state, config.prompt_logprobs_bytes, config.max_num_batched_tokens
+        )
+        max_num_logits = config.max_num_reqs * (config.num_draft_tokens + 1)
+        self.step_masks = StepMasks(self.request_states, max_num_logits, vocab_size, self.device)
 
     def _build_caches(self) -> tuple[int, Caches]:
         """Size the caches by what a full step leaves free, then allocate them."""

@@ -17,6 +17,7 @@ from model_states.transformers_bridge import (
     check_rope,
     register_attention,
 )
+from model_states_decoder.latent_attention import LatentAttention, is_latent, watched_projections
 from model_states_decoder.self_check import check_paged_equals_eager
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class DecoderState(ModelState):
     api_version: ClassVar[int] = 1
     architectures: ClassVar[tuple[str, ...]] = TESTED_ARCHITECTURES
     fallback: ClassVar[bool] = True
-    capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache", "graphs"})
 
     def __init__(self, config: ModelConfig) -> None:
         """Load the checkpoint, find its attention layers and bind them to the paged caches.
@@ -68,9 +69,14 @@ class DecoderState(ModelState):
             load_transformers_model(config, attn_implementation=ATTN_IMPLEMENTATION)
         )
         check_rope(self.model.architecture, self.model.config, config.max_model_len)
-        calls = self.model.attention_calls()
-        attention = PagedAttention(config, [call.spec for call in calls])
-        self.model.bind(calls, attention.layers)
+        with watched_projections(self.model.model):
+            calls = self.model.attention_calls()
+            latent = {i: LatentAttention(call) for i, call in enumerate(calls) if is_latent(call)}
+        specs = [latent[i].spec if i in latent else call.spec for i, call in enumerate(calls)]
+        attention = PagedAttention(config, specs)
+        for i, layer in latent.items():
+            layer.layer = attention.layers[i]
+        self.model.bind(calls, [latent.get(i, layer) for i, layer in enumerate(attention.layers)])
         self.components = [attention]
         self.vocab_size = self.model.vocab_size
         if self.model.architecture not in self.architectures:

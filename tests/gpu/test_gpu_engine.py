@@ -100,3 +100,20 @@ def test_async_equals_sync(tmp_path: Path, drained: Drained) -> None:
         params = SamplingParams(temperature=0.9, seed=3, max_tokens=30)
         results.append([o.outputs[0].token_ids for o in llm.generate(_prompts(10), params)])
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+def test_graphs_equal_eager_with_padding_and_stale_buffers(
+    name: str, tmp_path: Path, drained: Drained
+) -> None:
+    """Field report C-02: after a full batch the buffers hold its rows; smaller batches must not see them."""
+    save_tiny(name, tmp_path)
+    results = []
+    for cuda_graphs in (True, False):
+        options = {"dtype": "float32", "max_num_reqs": 8, "max_model_len": 128, "max_num_batched_tokens": 64}
+        llm = drained(str(tmp_path), device="cuda", cuda_graphs=cuda_graphs, **options)
+        params = SamplingParams(temperature=0.8, seed=1, max_tokens=20, ignore_eos=True, logprobs=1)
+        outputs = [llm.generate(_prompts(count), params) for count in (8, 3, 5, 6, 7, 1)]
+        results.append([output.outputs[0].token_ids for batch in outputs for output in batch])
+        assert (llm.engine.runner.graphs.num_recorded > 0) == cuda_graphs
+    assert results[0] == results[1]
