@@ -135,7 +135,7 @@ def test_adjusted_logits_are_the_references(device, dtype):
         for drafts in ((), DRAFTS)
     ]
     cases += [
-        Case(Params(bad_words=[[1, 2], [7] * 14]), [1]),  # a word longer than the history
+        Case(Params(bad_words=[[1, 2], [7] * 14, [0, 1, 3], [0, 0, 1, 4]]), [1]),  # words longer than the history
         Case(Params(bad_words=[[1, 1, 2], [5, 5]]), [1], [], [1, 1, 5]),
         Case(Params(bad_words=[[2 * i, i, 3] for i in range(10)] + [[9, 9, i] for i in range(31)]), [9, 9], [12, 6]),
         Case(Params(min_tokens=3), [1, 2], [], [3, 3, 3]),

@@ -1,6 +1,7 @@
 """What `SamplingParams` takes, what it turns it into, and what it refuses with which message."""
 
 import math
+import pickle
 from fractions import Fraction
 
 import numpy as np
@@ -148,3 +149,71 @@ def test_params_are_frozen_and_equal_by_value():
     assert SamplingParams(top_k=5, stop="x") == SamplingParams(top_k=np.int8(5), stop=["x"])
     with pytest.raises(AttributeError):
         SamplingParams().top_k = 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", math.inf),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", math.nan),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", "1"),
+        ("min_tokens", -1),
+        ("min_tokens", 1.0),
+        ("min_tokens", None),
+        ("n", 0),
+        ("n", True),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", MAX_LOGPROBS + 1),
+        ("logprobs_mode", "both"),
+        ("logprobs_mode", None),
+        ("allowed_token_ids", 5),
+        ("allowed_token_ids", "12"),
+        ("allowed_token_ids", [1, -1]),
+        ("allowed_token_ids", [1.0]),
+        ("logit_bias", [1, 2]),
+        ("logit_bias", {-1: 0.5}),
+        ("logit_bias", {"5": 0.5}),
+        ("logit_bias", {True: 0.5}),
+        ("bad_words", "word"),
+        ("bad_words", None),
+        ("bad_words", [""]),
+        ("bad_words", [[]]),
+        ("bad_words", [5]),
+        ("bad_words", [[1, -2]]),
+    ],
+)
+def test_options_that_change_logits_refused(name, value):
+    with pytest.raises(RequestError) as error:
+        SamplingParams(**{name: value})
+    assert f"{name}={value!r}" in str(error.value)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 2e30, True, "1", None, 10**400])
+def test_bias_refused_with_its_id(value):
+    with pytest.raises(RequestError) as error:
+        SamplingParams(logit_bias={4: 1.0, 5: value})
+    assert f"logit_bias={{5: {value!r}}}" in str(error.value)
+
+
+def test_options_that_change_logits_become_plain_values():
+    given = SamplingParams(
+        repetition_penalty=np.float32(1.5),
+        frequency_penalty=-2,
+        presence_penalty=Fraction(1, 2),
+        logit_bias={np.int64(3): -math.inf, 4: 1},
+        allowed_token_ids=np.array([3, 5]),
+        bad_words=["a", np.array([1, 2])],
+        min_tokens=np.int8(4),
+    )
+    assert given.logit_bias == {3: -math.inf, 4: 1.0}
+    assert given.allowed_token_ids == (3, 5)
+    assert given.bad_words == ("a", (1, 2))
+    assert (given.repetition_penalty, given.frequency_penalty, given.presence_penalty) == (1.5, -2.0, 0.5)
+    assert [type(v) for v in (*given.logit_bias, *given.logit_bias.values())] == [int, int, float, float]
+    assert hash(given) == hash(given)
+    assert given != SamplingParams()
+    assert pickle.loads(pickle.dumps(given)) == given

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from text_tokenizers import byte_level
+from text_tokenizers import byte_fallback, byte_level, metaspace
 
 from core_runner.errors import ConfigError, RequestError
 from core_runner.text import Tokenizer, load_tokenizer
@@ -77,3 +77,22 @@ def test_ids_beyond_the_vocabulary_have_no_piece(saved):
     assert tokenizer.piece(0) is not None
     assert tokenizer.piece(len(tokenizer) + 5) is None
     assert tokenizer.piece(2**40) is None
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, metaspace])
+def test_bad_words_are_encoded_as_at_a_start_and_as_after_a_space(make):
+    tokenizer = Tokenizer(make())
+    sequences = tokenizer.encode_bad_word("cat")
+    assert len(sequences) == len(set(sequences)) <= 2
+    texts = [tokenizer.decode(list(ids)).strip() for ids in sequences]
+    assert texts == ["cat"] * len(sequences)
+    # What a text holds behind a space is one of them.
+    ids = tokenizer.hf.encode("the cat", add_special_tokens=False)
+    assert any(tuple(ids[-len(word) :]) == word for word in sequences)
+    assert tokenizer.encode_bad_word(" cat")[-1] == sequences[-1]
+
+
+@pytest.mark.parametrize("word", ["\ud800", "\ud800 x"])
+def test_bad_words_that_cannot_be_encoded_are_refused(word, saved):
+    with pytest.raises(RequestError, match="bad_words"):
+        load_tokenizer(saved).encode_bad_word(word)

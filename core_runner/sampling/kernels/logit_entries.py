@@ -3,11 +3,11 @@
 For every entry (id, bias) of the slot of a row:
 
     x            = penalized(logits[row, id] + bias)               see `penalties`
-    out[row, id] = -inf  if it is -inf already (masked), if bias is -inf, or if the id ends the request and
+    out[row, id] = -inf  if bias is -inf, or if the id ends the request and
                    positions[token] + 1 - prompt_len < min_tokens;  else x
 
-It starts from the logits, not from `out`, because a bias comes before the penalties. What else has been masked in `out`
-stays so, and a NaN stays. Ids of one slot's entries differ, so no two programs write one place.
+It starts from the logits, not from `out`, because a bias comes before the penalties; so entries are of allowed ids
+only, and other masks come later. A NaN stays. Ids of one slot's entries differ: no two programs write one place.
 
 logits [n, >= vocab_size] (any float type, strided rows), out float32 [n, vocab_size]; the rest in `OptionRows`.
 """
@@ -35,13 +35,13 @@ def logit_entries_torch(logits: torch.Tensor, rows: OptionRows, out: torch.Tenso
     packed = torch.where(real, pairs[:, :, 0], 0)
     bias = pairs[:, :, 1].contiguous().view(torch.float32)
     ids = (packed & (IS_END - 1)).long()
-    x, now = logits.gather(1, ids).float(), out.gather(1, ids)
+    x = logits.gather(1, ids).float()
     biased = x + bias.masked_fill(bias == -torch.inf, 0)
     if rows.seen is not None:
         biased = penalize_torch(biased, ids, rows)
     position = rows.positions[rows.logits_indices]
     is_short = position + 1 - rows.history.prompt_len[rows.slots] < rows.column(MIN_TOKENS)
-    banned = (bias == -torch.inf) | ((packed >= IS_END) & is_short[:, None]) | (now == -torch.inf)
+    banned = (bias == -torch.inf) | ((packed >= IS_END) & is_short[:, None])
     wanted = torch.where(banned & ~x.isnan(), -torch.inf, biased)
     for row in range(len(out)):
         out[row, ids[row, real[row]]] = wanted[row, real[row]]
@@ -80,8 +80,6 @@ def _logit_entries_kernel(
     bias = tl.load(pair + 1, mask=inside, other=0).to(tl.float32, bitcast=True)
     ids = packed & (_IS_END - 1)
     raw = tl.load(logits + row * logits_stride + ids, mask=inside, other=0).to(tl.float32)
-    target = out + row * out_stride + ids
-    now = tl.load(target, mask=inside, other=0)
 
     forbidden = bias == -float("inf")
     x = raw + tl.where(forbidden, 0.0, bias)
@@ -90,8 +88,8 @@ def _logit_entries_kernel(
         x = penalize(x, ids, inside, at, seen, seen_stride, input_ids, index, tl.load(num_drafts + row))
     output_len = tl.load(positions + index) + 1 - tl.load(prompt_len + slot)
     is_short = output_len < tl.load(at + _MIN_TOKENS)
-    banned = forbidden | ((packed >= _IS_END) & is_short) | (now == -float("inf"))
-    tl.store(target, tl.where(banned & (raw == raw), -float("inf"), x), mask=inside)
+    banned = forbidden | ((packed >= _IS_END) & is_short)
+    tl.store(out + row * out_stride + ids, tl.where(banned & (raw == raw), -float("inf"), x), mask=inside)
 
 
 def logit_entries_triton(logits: torch.Tensor, rows: OptionRows, out: torch.Tensor) -> None:
