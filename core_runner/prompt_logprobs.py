@@ -85,7 +85,9 @@ class PromptScorer:
         self._wishes: dict[int, _Wish] = {}
         id_bytes = _KERNEL_ID_BYTES if use_triton(self._packed) else _TWIN_ID_BYTES
         self.row_bytes = self._vocab_size * id_bytes
-        self._max_rows = max(piece_bytes // self.row_bytes, 1)
+        max_rows = max(piece_bytes // self.row_bytes, 1)
+        # Pieces then start at multiples of 16 bytes; Triton would compile its kernel anew for others.
+        self._max_rows = max_rows - max_rows % 4 if max_rows > 4 else max_rows
 
     def validate(self, new_requests: Sequence[NewRequest]) -> None:
         """Raise `SchedulerOutputError` for an admission that skips a position which must be scored."""

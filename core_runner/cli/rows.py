@@ -145,10 +145,10 @@ def output_row(row: Row, output: RequestOutput) -> dict[str, Any]:
         error = f"line {row.line}: {error.removeprefix(f'request {output.request_id!r}: ')}"
     result: dict[str, Any] = {
         "id": row.id,
-        "text": first.pop("text"),
-        "token_ids": first.pop("token_ids"),
+        "text": first["text"],
+        "token_ids": first["token_ids"],
         # A row has failed if any of its completions has.
-        "finish_reason": first.pop("finish_reason") if error is None else "error",
+        "finish_reason": first["finish_reason"] if error is None else "error",
         "usage": {
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": sum(len(one.token_ids) for one in output.outputs),
@@ -156,7 +156,8 @@ def output_row(row: Row, output: RequestOutput) -> dict[str, Any]:
         },
         "error": error,
     }
-    result |= first
+    if "logprobs" in first:
+        result["logprobs"] = first["logprobs"]
     if output.prompt_logprobs is not None:
         result["prompt_logprobs"] = [p and logprob_items(p) for p in output.prompt_logprobs]
     if len(output.outputs) > 1:
