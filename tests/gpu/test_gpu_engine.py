@@ -53,7 +53,15 @@ def test_steps_never_synchronise(tmp_path: Path, drained: Drained) -> None:
     llm = drained(str(tmp_path), device="cuda", **options)
     mixed = [
         SamplingParams(
-            temperature=t, top_k=k, top_p=p, min_p=m, seed=5, max_tokens=24, logprobs=n, ignore_eos=True
+            temperature=t,
+            top_k=k,
+            top_p=p,
+            min_p=m,
+            seed=5,
+            max_tokens=24,
+            logprobs=n,
+            prompt_logprobs=n,
+            ignore_eos=True,
         )
         for t, k, p, m, n in [
             (0, 0, 1, 0, None),
