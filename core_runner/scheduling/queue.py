@@ -40,7 +40,8 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Add a request; a preempted one is never refused. One whose constraint is not ready stands aside."""
-        if request.constraint is not None and not request.constraint.is_ready():
+        constraint = request.constraint
+        if constraint is not None and (not constraint.is_ready() or constraint.error is not None):
             self._unready[request.arrival] = request
             return
         self._members.add(request.arrival)
@@ -55,15 +56,18 @@ class WaitingQueue:
                 self.push(request)
 
     def settle(self) -> list[Request]:
-        """Let requests that have become ready take the place of their rank; gives those that never will."""
+        """Let requests that have become ready take the place of their rank; gives those that never will.
+
+        These stay here until they are discarded.
+        """
         failed = []
         for request in list(self._unready.values()):
             assert request.constraint is not None, "only a constraint makes a request wait"
-            if request.constraint.is_ready():
+            if request.constraint.is_ready() and request.constraint.error is None:
                 del self._unready[request.arrival]
                 self.push(request)
-                if request.constraint.error is not None:
-                    failed.append(request)
+            elif request.constraint.is_ready():
+                failed.append(request)
         return failed
 
     def peek(self) -> Request | None:

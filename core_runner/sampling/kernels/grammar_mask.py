@@ -46,7 +46,7 @@ def _grammar_mask_kernel(
     bits = tl.load(words + mask_idx * words_stride + ids // 32, mask=inside, other=-1)
     forbidden = inside & ((bits >> (ids % 32)) & 1 == 0)
     # Allowed logits are not read: a grammar that allows little costs one write, one that allows much nothing.
-    x = tl.load(logits + row * logits_stride + ids, mask=forbidden, other=0.0)
+    x = tl.load(logits + row * logits_stride + ids, mask=forbidden, other=0.0).to(tl.float32)
     tl.store(logits + row * logits_stride + ids, float("-inf"), mask=forbidden & (x == x))
 
 
