@@ -32,10 +32,12 @@ AttentionFn = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One attention call seen while probing: the module that made it and what it needs."""
+    """One attention call seen while probing: the module that made it, what it needs, and what it passed."""
 
     module: nn.Module
     spec: AttentionSpec
+    key: torch.Tensor  # [2, num_kv_heads, head_size], of the two tokens that were probed
+    value: torch.Tensor  # [2, num_kv_heads, head_size_v]
 
 
 class _Probe:
@@ -72,6 +74,8 @@ class _Probe:
                     soft_cap=options["softcap"] or None,
                     has_sinks=options["s_aux"] is not None,
                 ),
+                key[0].transpose(0, 1),
+                value[0].transpose(0, 1),
             )
         )
         return query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
@@ -150,8 +154,9 @@ class TransformersModel:
         probe = _Probe(self.architecture)
         for module in self.model.modules():
             setattr(module, _LAYER, probe)
-        ids = torch.zeros(2, dtype=torch.int64, device=self.model.device)
-        self.forward(ids, torch.arange(2, device=ids.device))
+        positions = torch.arange(2, device=self.model.device)
+        # Not the first ids: the embedding of a padding token may be zero, which looks like anything.
+        self.forward((positions + self.vocab_size // 2) % self.vocab_size, positions)
         _check_layers(self.architecture, self.config, probe.calls)
         return probe.calls
 

@@ -14,7 +14,8 @@ class AttentionSpec:
 
     scale multiplies q . k. sliding_window: keys a query sees, itself included (None: all before it).
     soft_cap: scores become soft_cap * tanh(score / soft_cap). has_sinks: a learned logit per head joins the
-    softmax's denominator and has no value.
+    softmax's denominator and has no value. value_from_key: the value of a token is the first head_size_v
+    entries of its key, and is not stored a second time.
     """
 
     num_heads: int
@@ -25,6 +26,7 @@ class AttentionSpec:
     sliding_window: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
+    value_from_key: bool = False
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class AttentionBackend(Protocol):
     def write_cache(
         self,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
@@ -66,7 +68,8 @@ class AttentionBackend(Protocol):
         """Write key [num_tokens, num_kv_heads, head_size] and value [.., head_size_v] at `slot_mapping`.
 
         Caches are [num_blocks, block_size, num_kv_heads, head_size(_v)], contiguous. Tokens mapped to -1 are
-        not written (the null block, block 0, may be).
+        not written (the null block, block 0, may be). With `value_from_key` value is None, and value_cache is
+        the view key_cache[..., :head_size_v].
         """
 
     def attend(

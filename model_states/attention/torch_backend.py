@@ -20,7 +20,7 @@ MAX_SCORES = 1 << 25  # scores held at once, which bounds the memory of a group 
 
 def write_cache_torch(
     key: torch.Tensor,
-    value: torch.Tensor,
+    value: torch.Tensor | None,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -29,7 +29,8 @@ def write_cache_torch(
     # Padding goes to the null block, which is nobody's: a filter would make the host wait for the device.
     slots = slot_mapping.clamp(min=0)
     key_cache.view(-1, *key_cache.shape[2:])[slots] = key.to(key_cache.dtype)
-    value_cache.view(-1, *value_cache.shape[2:])[slots] = value.to(value_cache.dtype)
+    if value is not None:
+        value_cache.view(-1, *value_cache.shape[2:])[slots] = value.to(value_cache.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class TorchAttention:
     def write_cache(
         self,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
@@ -183,6 +184,7 @@ class TorchAttention:
             # A weight of 0 does not silence a NaN: instead of keys that no query sees, the last one is read.
             last = slots.gather(1, positions[:, -1:] - first * block_size)
             slots = slots.where(seen.any(1), last)
-            k, v = _gather(key_cache, slots), _gather(value_cache, slots)
+            k = _gather(key_cache, slots)
+            v = k[..., : spec.head_size_v] if spec.value_from_key else _gather(value_cache, slots)
             out[tokens] = _attend_group(query[tokens], k, v, seen, spec, sinks).to(out.dtype)
         return out

@@ -17,6 +17,8 @@ from model_states.kernels.write_cache import write_cache_triton
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_HEAD_SIZE = 256
+# Where the value is a part of the key: of the value, and of the rest of the key.
+_MAX_SHARED_SIZE, _MAX_REST = 512, 128
 
 
 class TritonAttention:
@@ -35,13 +37,13 @@ class TritonAttention:
     def unsupported(
         self, spec: AttentionSpec, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> str | None:
-        """CUDA (or Triton's interpreter), fp32, bf16 and fp16, head sizes up to 256."""
+        """CUDA (or Triton's interpreter), fp32, bf16 and fp16, head sizes up to 256, or 512 + 128 shared ones."""
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             return f"Triton needs a CUDA device, and this is {device.type!r}"
         if dtype not in _DTYPES:
             return f"dtype {dtype} is none of {', '.join(map(str, _DTYPES))}"
-        if max(spec.head_size, spec.head_size_v) > _MAX_HEAD_SIZE:
-            return f"head size {max(spec.head_size, spec.head_size_v)} is over {_MAX_HEAD_SIZE}"
+        if reason := _too_wide(spec):
+            return reason
         if spec.num_heads % spec.num_kv_heads:
             return f"num_heads={spec.num_heads} is not a multiple of num_kv_heads={spec.num_kv_heads}"
         return None
@@ -49,14 +51,14 @@ class TritonAttention:
     def write_cache(
         self,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
         """See `AttentionBackend.write_cache`."""
-        key, value = _last_axis_contiguous(key), _last_axis_contiguous(value)
-        write_cache_triton(key, value, key_cache, value_cache, slot_mapping)
+        value = None if value is None else _last_axis_contiguous(value)
+        write_cache_triton(_last_axis_contiguous(key), value, key_cache, value_cache, slot_mapping)
 
     def attend(
         self,
@@ -90,6 +92,17 @@ class TritonAttention:
             self._outgrown.append(scratch)  # a captured graph may hold its address
         self._scratch[device] = grown
         return grown
+
+
+def _too_wide(spec: AttentionSpec) -> str | None:
+    """Why the heads of `spec` do not fit in a program's registers and shared memory, or None."""
+    if not spec.value_from_key:
+        size = max(spec.head_size, spec.head_size_v)
+        return f"head size {size} is over {_MAX_HEAD_SIZE}" if size > _MAX_HEAD_SIZE else None
+    rest = spec.head_size - spec.head_size_v
+    if spec.head_size_v > _MAX_SHARED_SIZE or rest > _MAX_REST:
+        return f"head size {spec.head_size_v} + {rest} is over {_MAX_SHARED_SIZE} + {_MAX_REST}"
+    return None
 
 
 def _last_axis_contiguous(x: torch.Tensor) -> torch.Tensor:

@@ -35,12 +35,16 @@ class AttentionLayer:
         self.key_cache = self.value_cache = torch.empty(0)
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None = None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write key and value to the cache, then attend over it.
 
-        query [num_tokens, num_heads, head_size], key [num_tokens, num_kv_heads, head_size], value [.., head_size_v];
-        returns [num_tokens, num_heads, head_size_v]. sinks: fp logits [num_heads].
+        query [num_tokens, num_heads, head_size], key [num_tokens, num_kv_heads, head_size], value [.., head_size_v]
+        (None with `value_from_key`); returns [num_tokens, num_heads, head_size_v]. sinks: fp logits [num_heads].
         """
         metadata = self._state.metadata
         assert metadata is not None, f"attention layer {self.name} was called outside a step"
@@ -93,7 +97,12 @@ class PagedAttention(Component):
             state.index = order.index(name)
         for layer in self.layers:
             tensors = caches[layer._state.group.name][layer.name]
-            layer.key_cache, layer.value_cache = tensors["key"], tensors["value"]
+            layer.key_cache = tensors["key"]
+            layer.value_cache = (
+                layer.key_cache[..., : layer.spec.head_size_v]
+                if layer.spec.value_from_key
+                else tensors["value"]
+            )
 
     @hookimpl
     def prepare_attn(self, batch: InputBatch) -> None:
@@ -111,7 +120,7 @@ class PagedAttention(Component):
 
 def _cache_tensors(spec: AttentionSpec, config: ModelConfig) -> dict[str, CacheTensor]:
     rows = (config.block_size, spec.num_kv_heads)
-    return {
-        "key": CacheTensor((*rows, spec.head_size), config.dtype),
-        "value": CacheTensor((*rows, spec.head_size_v), config.dtype),
-    }
+    tensors = {"key": CacheTensor((*rows, spec.head_size), config.dtype)}
+    if not spec.value_from_key:
+        tensors["value"] = CacheTensor((*rows, spec.head_size_v), config.dtype)
+    return tensors

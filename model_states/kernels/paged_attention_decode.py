@@ -54,6 +54,37 @@ def soft_capped(scores, soft_cap) -> tl.tensor:
 
 
 @triton.jit
+def log2_scores(
+    q,
+    q_v,
+    k,
+    v,
+    scale,
+    soft_cap,
+    VALUE_FROM_KEY: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tl.tensor:
+    """What exp2 takes for cap(scale * query . key); v [.., BLOCK_DV] are the key's first entries if VALUE_FROM_KEY."""
+    scores = tl.dot(q, k, input_precision=PRECISION)
+    if VALUE_FROM_KEY:
+        scores = tl.dot(q_v, tl.trans(v), scores, input_precision=PRECISION)
+    scores *= scale
+    if HAS_SOFT_CAP:
+        scores = soft_capped(scores, soft_cap)
+    return scores * 1.4426950408889634
+
+
+@triton.jit
+def with_sink(sink, maximum, total, acc) -> tuple[tl.tensor, tl.tensor]:
+    """Sum and weighted values once the sink logit has joined the softmax."""
+    sink = sink.to(tl.float32) * 1.4426950408889634
+    new_maximum = tl.maximum(maximum, sink)
+    shrink = tl.exp2(maximum - new_maximum)
+    return total * shrink + tl.exp2(sink - new_maximum), acc * shrink[:, None]
+
+
+@triton.jit
 def _part_len(span, num_splits, min_split, BLOCK_N: tl.constexpr) -> tl.tensor:
     """Keys of a part when `span` keys are cut into up to num_splits parts of min_split or more."""
     parts = tl.maximum(tl.minimum(num_splits, tl.cdiv(span, min_split)), 1)
@@ -95,6 +126,7 @@ def _paged_attention_decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    VALUE_FROM_KEY: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     # Heads are the fastest axis: the programs that run together read neighbouring memory.
@@ -105,7 +137,8 @@ def _paged_attention_decode_kernel(
     split = tl.program_id(2)
     in_group = tl.program_id(0) % CHUNKS * BLOCK_M + tl.arange(0, BLOCK_M)
     heads = kv_head * GROUP + in_group
-    d = tl.arange(0, BLOCK_D)
+    # Entries of the key that are the value as well are read once; d are the others.
+    d = (HEAD_SIZE_V if VALUE_FROM_KEY else 0) + tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     writes = (in_group < GROUP)[:, None] & (dv < HEAD_SIZE_V)[None, :]
     out_offsets = heads[:, None] * HEAD_SIZE_V + dv[None, :]
@@ -130,6 +163,10 @@ def _paged_attention_decode_kernel(
     reads = (in_group < GROUP)[:, None] & (d < HEAD_SIZE)[None, :]
     offsets = heads[:, None] * query_head_stride + d[None, :]
     q = tl.load(query + token * query_token_stride + offsets, mask=reads, other=0.0)
+    q_v = q
+    if VALUE_FROM_KEY:
+        offsets = token * query_token_stride + heads[:, None] * query_head_stride + dv[None, :]
+        q_v = tl.load(query + offsets, mask=writes, other=0.0)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -143,11 +180,10 @@ def _paged_attention_decode_kernel(
         loads = (d < HEAD_SIZE)[:, None] & inside[None, :]
         k = tl.load(key_cache + cached[None, :] * HEAD_SIZE + d[:, None], mask=loads, other=0.0)
         loads = inside[:, None] & (dv < HEAD_SIZE_V)[None, :]
-        v = tl.load(value_cache + cached[:, None] * HEAD_SIZE_V + dv[None, :], mask=loads, other=0.0)
-        scores = tl.dot(q, k, input_precision=PRECISION) * scale
-        if HAS_SOFT_CAP:
-            scores = soft_capped(scores, soft_cap)
-        scores = tl.where(inside[None, :], scores * 1.4426950408889634, float("-inf"))
+        values = value_cache + cached[:, None] * (HEAD_SIZE if VALUE_FROM_KEY else HEAD_SIZE_V)
+        v = tl.load(values + dv[None, :], mask=loads, other=0.0)
+        scores = log2_scores(q, q_v, k, v, scale, soft_cap, VALUE_FROM_KEY, HAS_SOFT_CAP, PRECISION)
+        scores = tl.where(inside[None, :], scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         weights = tl.exp2(scores - new_maximum[:, None])
         shrink = tl.exp2(maximum - new_maximum)
@@ -157,13 +193,8 @@ def _paged_attention_decode_kernel(
 
     if first + part_len >= seq_len:
         if HAS_SINKS:
-            sink = (
-                tl.load(sinks + heads, mask=in_group < GROUP, other=0.0).to(tl.float32) * 1.4426950408889634
-            )
-            new_maximum = tl.maximum(maximum, sink)
-            shrink = tl.exp2(maximum - new_maximum)
-            total = total * shrink + tl.exp2(sink - new_maximum)
-            acc = acc * shrink[:, None]
+            sink = tl.load(sinks + heads, mask=in_group < GROUP, other=0.0)
+            total, acc = with_sink(sink, maximum, total, acc)
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         target = out + token * (NUM_HEADS * HEAD_SIZE_V) + out_offsets
         tl.store(target, result.to(out.dtype.element_ty), mask=writes)
@@ -234,8 +265,8 @@ def _join_parts_kernel(
 class DecodeConfig:
     """How the work is cut. Results differ by rounding alone.
 
-    num_splits: parts of a row at most; min_split: keys of a part at least; block_n: keys that a program takes
-    at a time.
+    num_splits: parts of a row at most; min_split: keys of a part at least; block_m: heads of a program at most;
+    block_n: keys that it takes at a time.
     """
 
     num_splits: int
@@ -243,6 +274,7 @@ class DecodeConfig:
     block_n: int = 64
     num_warps: int = 4
     num_stages: int = 3
+    block_m: int = 64
 
 
 def decode_config(num_reqs: int, spec: AttentionSpec, max_seq_len: int, itemsize: int) -> DecodeConfig:
@@ -250,15 +282,28 @@ def decode_config(num_reqs: int, spec: AttentionSpec, max_seq_len: int, itemsize
 
     itemsize: bytes of a cached element.
     """
-    programs = max(1, num_reqs * spec.num_kv_heads)
+    size, group = max(spec.head_size, spec.head_size_v), spec.num_heads // spec.num_kv_heads
+    block_m = 16 if itemsize == 4 and size > 256 else 64
+    programs = max(1, num_reqs * spec.num_kv_heads * triton.cdiv(group, block_m))
     # Splitting a full GPU further pays only where one long row would outlast all others.
     min_split = 128 if programs <= 512 else 512
     span = max_seq_len if spec.sliding_window is None else min(max_seq_len, spec.sliding_window)
-    num_splits = max(1, min(4096 // programs, triton.cdiv(span, min_split), 64))
-    wide = max(spec.head_size, spec.head_size_v) > 128
+    # One program of the widest heads fills a multiprocessor, and its parts are the most scratch.
+    enough = 512 if size > 256 else 4096
+    num_splits = max(1, min(enough // programs, triton.cdiv(span, min_split), 64))
+    wide = size > 128
+    if size > 256:
+        block_n, num_warps = (16 if itemsize == 4 else 32), (4 if min(group, block_m) <= 16 else 8)
+        return DecodeConfig(num_splits, min_split, block_n, num_warps, num_stages=2, block_m=block_m)
     if itemsize == 4:
         return DecodeConfig(num_splits, min_split, block_n=16 if wide else 32, num_stages=2)
     return DecodeConfig(num_splits, min_split, block_n=32 if wide else 64)
+
+
+def key_block(spec: AttentionSpec) -> int:
+    """Entries of a key that are not the value as well, rounded up to what a matrix product takes."""
+    size = spec.head_size - (spec.head_size_v if spec.value_from_key else 0)
+    return int(max(16, triton.next_power_of_2(size)))
 
 
 def scratch_size(num_reqs: int, spec: AttentionSpec, config: DecodeConfig) -> int:
@@ -288,7 +333,7 @@ def paged_attention_decode_triton(
     """
     num_reqs, num_tokens = metadata.seq_lens.shape[0], query.shape[0]
     group = spec.num_heads // spec.num_kv_heads
-    block_m = min(64, max(16, triton.next_power_of_2(group)))
+    block_m = min(config.block_m, max(16, triton.next_power_of_2(group)))
     parts = _num_parts(num_reqs, spec, config)
     part_out, part_max, part_sum = scratch[2 * parts :], scratch[:parts], scratch[parts : 2 * parts]
     lengths = (metadata.query_start_loc, metadata.seq_lens)
@@ -318,8 +363,9 @@ def paged_attention_decode_triton(
         HEAD_SIZE=spec.head_size,
         BLOCK_SIZE=key_cache.shape[1],
         BLOCK_M=block_m,
-        BLOCK_D=max(16, triton.next_power_of_2(spec.head_size)),
+        BLOCK_D=key_block(spec),
         HAS_SOFT_CAP=spec.soft_cap is not None,
+        VALUE_FROM_KEY=spec.value_from_key,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps,
         num_stages=config.num_stages,

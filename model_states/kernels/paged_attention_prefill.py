@@ -24,7 +24,7 @@ import torch
 from model_states.attention.interface import AttentionMetadata, AttentionSpec
 from model_states.attention.reference import attend_row, rows_of
 from model_states.kernels.dispatch import use_triton
-from model_states.kernels.paged_attention_decode import soft_capped
+from model_states.kernels.paged_attention_decode import key_block, log2_scores, with_sink
 from model_states.kernels.triton_import import tl, triton
 
 _SEARCHED = 256  # rows that a program looks through at a time
@@ -92,6 +92,7 @@ def _paged_attention_prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    VALUE_FROM_KEY: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     TILE: tl.constexpr = BLOCK_M // PACK
@@ -102,7 +103,8 @@ def _paged_attention_prefill_kernel(
     kv_head = first_head // GROUP
     m = tl.arange(0, BLOCK_M)
     heads = first_head + m % PACK
-    d = tl.arange(0, BLOCK_D)
+    # Entries of the key that are the value as well are read once; d are the others.
+    d = (HEAD_SIZE_V if VALUE_FROM_KEY else 0) + tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     out_offsets = heads[:, None] * HEAD_SIZE_V + dv[None, :]
 
@@ -129,6 +131,11 @@ def _paged_attention_prefill_kernel(
     reads = (in_row < query_len)[:, None] & (d < HEAD_SIZE)[None, :]
     offsets = tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride + d[None, :]
     q = tl.load(query + offsets, mask=reads, other=0.0)
+    writes = (in_row < query_len)[:, None] & (dv < HEAD_SIZE_V)[None, :]
+    q_v = q
+    if VALUE_FROM_KEY:
+        offsets = tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride + dv[None, :]
+        q_v = tl.load(query + offsets, mask=writes, other=0.0)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -149,11 +156,9 @@ def _paged_attention_prefill_kernel(
             loads = (d < HEAD_SIZE)[:, None] & inside[None, :]
             k = tl.load(key_cache + cached[None, :] * HEAD_SIZE + d[:, None], mask=loads, other=0.0)
             loads = inside[:, None] & (dv < HEAD_SIZE_V)[None, :]
-            v = tl.load(value_cache + cached[:, None] * HEAD_SIZE_V + dv[None, :], mask=loads, other=0.0)
-            scores = tl.dot(q, k, input_precision=PRECISION) * scale
-            if HAS_SOFT_CAP:
-                scores = soft_capped(scores, soft_cap)
-            scores = scores * 1.4426950408889634
+            values = value_cache + cached[:, None] * (HEAD_SIZE if VALUE_FROM_KEY else HEAD_SIZE_V)
+            v = tl.load(values + dv[None, :], mask=loads, other=0.0)
+            scores = log2_scores(q, q_v, k, v, scale, soft_cap, VALUE_FROM_KEY, HAS_SOFT_CAP, PRECISION)
             if phase == PHASES - 1:
                 distance = positions[:, None] - n[None, :]
                 seen = (distance >= 0) & inside[None, :]
@@ -170,14 +175,9 @@ def _paged_attention_prefill_kernel(
             maximum = new_maximum
 
     if HAS_SINKS:
-        sink = tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634
-        new_maximum = tl.maximum(maximum, sink)
-        shrink = tl.exp2(maximum - new_maximum)
-        total = total * shrink + tl.exp2(sink - new_maximum)
-        acc = acc * shrink[:, None]
+        total, acc = with_sink(tl.load(sinks + heads), maximum, total, acc)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     target = out + tokens[:, None] * (NUM_HEADS * HEAD_SIZE_V) + out_offsets
-    writes = (in_row < query_len)[:, None] & (dv < HEAD_SIZE_V)[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=writes)
 
 
@@ -204,6 +204,8 @@ def prefill_config(max_query_len: int, spec: AttentionSpec, itemsize: int) -> Pr
     pairs = max_query_len * packed_heads(spec)
     if pairs <= 16:
         return PrefillConfig(16, 32 if size > 128 else 64, num_warps=4, num_stages=3)
+    if size > 256:
+        return PrefillConfig(64, 32, num_warps=8, num_stages=2)
     if size > 128:
         return PrefillConfig(128, 32, num_warps=8, num_stages=2)
     if pairs <= 64:
@@ -257,12 +259,13 @@ def paged_attention_prefill_triton(
         PACK=pack,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
-        BLOCK_D=max(16, triton.next_power_of_2(spec.head_size)),
+        BLOCK_D=key_block(spec),
         BLOCK_DV=max(16, triton.next_power_of_2(spec.head_size_v)),
         SEARCHED=_SEARCHED,
         HAS_WINDOW=spec.sliding_window is not None,
         HAS_SOFT_CAP=spec.soft_cap is not None,
         HAS_SINKS=sinks is not None,
+        VALUE_FROM_KEY=spec.value_from_key,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps,
         num_stages=config.num_stages,

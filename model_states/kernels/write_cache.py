@@ -7,7 +7,8 @@ For every token t with slot = slot_mapping[t] >= 0 and every kv head h:
 
 key [num_tokens, num_kv_heads, head_size] and value [num_tokens, num_kv_heads, head_size_v], last axis
 contiguous; caches [num_blocks, block_size, num_kv_heads, head_size(_v)], contiguous; slot_mapping int64
-[num_tokens], -1 for padding. Values are cast to the cache's dtype.
+[num_tokens], -1 for padding. Values are cast to the cache's dtype. Without a value (None) the key alone is
+written.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def _write_cache_kernel(
     HEAD_SIZE_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    HAS_VALUE: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
@@ -49,16 +51,17 @@ def _write_cache_kernel(
     moved = tl.load(key + token * key_token_stride + heads * key_head_stride + d, mask=inside)
     target = key_cache + (slot * NUM_KV_HEADS + heads) * HEAD_SIZE + d
     tl.store(target, moved.to(key_cache.dtype.element_ty), mask=inside)
-    d = tl.arange(0, BLOCK_DV)[None, :]
-    inside = (heads < NUM_KV_HEADS) & (d < HEAD_SIZE_V)
-    moved = tl.load(value + token * value_token_stride + heads * value_head_stride + d, mask=inside)
-    target = value_cache + (slot * NUM_KV_HEADS + heads) * HEAD_SIZE_V + d
-    tl.store(target, moved.to(value_cache.dtype.element_ty), mask=inside)
+    if HAS_VALUE:
+        d = tl.arange(0, BLOCK_DV)[None, :]
+        inside = (heads < NUM_KV_HEADS) & (d < HEAD_SIZE_V)
+        moved = tl.load(value + token * value_token_stride + heads * value_head_stride + d, mask=inside)
+        target = value_cache + (slot * NUM_KV_HEADS + heads) * HEAD_SIZE_V + d
+        tl.store(target, moved.to(value_cache.dtype.element_ty), mask=inside)
 
 
 def write_cache_triton(
     key: torch.Tensor,
-    value: torch.Tensor,
+    value: torch.Tensor | None,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -67,24 +70,26 @@ def write_cache_triton(
     num_tokens, num_kv_heads, head_size = key.shape
     if not num_tokens:
         return
-    head_size_v = value.shape[2]
+    values = key if value is None else value
+    head_size_v = values.shape[2]
     block_d, block_dv = triton.next_power_of_2(head_size), triton.next_power_of_2(head_size_v)
     block_h = min(triton.next_power_of_2(num_kv_heads), max(1, _BLOCK // block_d))
     _write_cache_kernel[(num_tokens, triton.cdiv(num_kv_heads, block_h))](
         key,
-        value,
+        values,
         key_cache,
         value_cache,
         slot_mapping,
         key.stride(0),
         key.stride(1),
-        value.stride(0),
-        value.stride(1),
+        values.stride(0),
+        values.stride(1),
         NUM_KV_HEADS=num_kv_heads,
         HEAD_SIZE=head_size,
         HEAD_SIZE_V=head_size_v,
         BLOCK_D=block_d,
         BLOCK_DV=block_dv,
+        HAS_VALUE=value is not None,
         BLOCK_H=block_h,
         num_warps=4,
     )
@@ -92,7 +97,7 @@ def write_cache_triton(
 
 def write_cache(
     key: torch.Tensor,
-    value: torch.Tensor,
+    value: torch.Tensor | None,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,

@@ -23,6 +23,7 @@ class Case:
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    value_from_key: bool = False
     padding_tokens: int = 2
     dtype: torch.dtype = torch.float32
     seed: int = 0
@@ -45,6 +46,7 @@ class Case:
             self.window,
             self.soft_cap,
             self.sinks,
+            self.value_from_key,
         )
 
 
@@ -81,7 +83,7 @@ def _fill(case: Case, gen: torch.Generator) -> tuple[torch.Tensor, ...] | Any:
             block, offset = int(table[row, pos // case.block_size]), pos % case.block_size
             key_cache[block, offset], value_cache[block, offset] = key[pos].float(), value[pos].float()
         keys.append(key)
-        values.append(value)
+        values.append(key[..., : case.head_size_v] if case.value_from_key else value)
     return key_cache.to(case.dtype), value_cache.to(case.dtype), table, keys, values
 
 
@@ -104,7 +106,10 @@ def build(case: Case, device: torch.device) -> Step:
         max(1, int(seq_lens.max())),
     )
     moved = sinks.to(device) if sinks is not None else None
-    return Step(query.to(device), key_cache.to(device), value_cache.to(device), metadata, moved, keys, values)
+    key_cache, value_cache = key_cache.to(device), value_cache.to(device)
+    if case.value_from_key:
+        value_cache = key_cache[..., : case.head_size_v]
+    return Step(query.to(device), key_cache, value_cache, metadata, moved, keys, values)
 
 
 def _dense_row(

@@ -47,6 +47,13 @@ def test_head_sizes(head_size: int, head_size_v: int, device: torch.device) -> N
     run(BASE.but(head_size=head_size, head_size_v=head_size_v), device)
 
 
+@pytest.mark.parametrize("changes", [{}, {"window": 9, "sinks": True, "soft_cap": 20.0}], ids=str)
+def test_values_that_are_a_part_of_the_key(changes: dict[str, object], device: torch.device) -> None:
+    shared = BASE.but(num_kv_heads=1, head_size=24, head_size_v=16, value_from_key=True)
+    run(shared.but(**changes), device)
+    run(shared.but(num_kv_heads=2, head_size_v=24, **changes), device)
+
+
 def test_prefill_longer_than_a_tile(device: torch.device) -> None:
     run(Case(rows=((530, 530), (1, 300), (257, 400), (300, 301)), num_heads=2, num_kv_heads=1), device)
     run(Case(rows=((530, 530), (1, 300), (257, 400)), num_heads=2, num_kv_heads=1, window=100), device)
@@ -114,6 +121,15 @@ def test_half_precision_is_computed_in_fp32(device: torch.device) -> None:
     out = TorchAttention().attend(step.query, step.key_cache, step.value_cache, step.metadata, case.spec)
     expected = dense(case, step).to(torch.bfloat16)
     torch.testing.assert_close(out[: case.num_tokens], expected, atol=1e-5, rtol=8e-3)
+
+
+def test_a_value_in_the_key_is_not_written_twice(device: torch.device) -> None:
+    key = torch.randn(2, 1, 8, device=device)
+    cache = torch.full((3, 2, 1, 8), float("nan"), device=device)
+    slots = torch.tensor([4, 3], device=device)
+    TorchAttention().write_cache(key, None, cache, cache[..., :6], slots)
+    torch.testing.assert_close(cache.flatten(0, 1)[[4, 3]], key, atol=0, rtol=0)
+    assert cache.flatten(0, 1)[[2, 5]].isnan().all()
 
 
 def test_write_cache_skips_padding(device: torch.device) -> None:

@@ -78,6 +78,29 @@ def test_head_sizes(head_size: int, head_size_v: int, dtype: torch.dtype, device
     run(case.but(rows=((1, 19), (4, 18))), device)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_heads": 18, "block_size": 4},
+        {"num_heads": 6, "num_kv_heads": 2, "head_size": 40, "head_size_v": 40},
+        {"head_size": 45, "head_size_v": 20, "dtype": HALF},
+        {"window": 7, "sinks": True, "soft_cap": 20.0},
+    ],
+    ids=str,
+)
+def test_values_that_are_a_part_of_the_key(changes: dict[str, object], device: torch.device) -> None:
+    shared = MIXED.but(num_kv_heads=1, head_size=24, head_size_v=16, value_from_key=True)
+    run(shared.but(**changes), device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+@pytest.mark.parametrize("num_heads", [4, 40])
+def test_widest_heads_share_key_and_value(num_heads: int, dtype: torch.dtype, device: torch.device) -> None:
+    widest = Case(rows=((1, 20), (3, 9), (1, 200)), num_heads=num_heads, num_kv_heads=1, dtype=dtype)
+    run(widest.but(head_size=576, head_size_v=512, value_from_key=True), device)
+
+
 def test_rows_without_a_query_and_padding(device: torch.device) -> None:
     run(MIXED.but(rows=((0, 0), (1, 9), (2, 5), (0, 0), (0, 0)), padding_tokens=40), device)
     run(DECODE.but(rows=((1, 20), (0, 0), (1, 9), (0, 0)), padding_tokens=9), device)
@@ -105,7 +128,14 @@ def decode_in_parts(case: Case, config: DecodeConfig, step: Step) -> torch.Tenso
 
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 12])
 @pytest.mark.parametrize(
-    "changes", [{}, {"window": 33, "sinks": True}, {"num_heads": 3, "num_kv_heads": 1}], ids=str
+    "changes",
+    [
+        {},
+        {"window": 33, "sinks": True},
+        {"num_heads": 3, "num_kv_heads": 1},
+        {"num_kv_heads": 1, "head_size": 24, "value_from_key": True},
+    ],
+    ids=str,
 )
 def test_split_decode_equals_its_twin(
     num_splits: int, changes: dict[str, object], device: torch.device
@@ -196,6 +226,19 @@ def test_write_cache(
     assert caches[0][0].isnan().logical_not().sum() == 3 * heads * size
 
 
+def test_a_value_in_the_key_is_not_written_twice(device: torch.device) -> None:
+    key = torch.randn(3, 1, 24, device=device)
+    slots = torch.tensor([9, -1, 17], device=device)
+    caches = []
+    for write in (write_cache_torch, write_cache_triton, TritonAttention().write_cache):
+        cache = torch.full((5, 4, 1, 24), float("nan"), device=device)
+        write(key, None, cache, cache[..., :16], slots)
+        caches.append(cache[1:])
+    for written in caches[1:]:
+        torch.testing.assert_close(written, caches[0], atol=0, rtol=0, equal_nan=True)
+    assert caches[0].isnan().logical_not().sum() == 2 * 24
+
+
 def test_nothing_to_write(device: torch.device) -> None:
     cache = torch.ones(2, 4, 1, 8, device=device)
     empty = torch.empty(0, 1, 8, device=device)
@@ -217,6 +260,11 @@ def test_configs_follow_the_bounds() -> None:
     assert decode_config(1, spec, 40960, 2).num_splits == 64
     window = AttentionSpec(16, 8, 128, 128, 1.0, sliding_window=100)
     assert decode_config(1, window, 40960, 2).num_splits == 1
+    shared = AttentionSpec(128, 1, 576, 512, 1.0, value_from_key=True)
+    assert decode_config(256, shared, 40960, 2).num_splits == 1
+    assert decode_config(4, shared, 40960, 2).num_splits == 64
+    assert decode_config(4, shared, 40960, 4).block_m == 16
+    assert prefill_config(4096, shared, 2).block_m == 64
     assert prefill_config(4, spec, 2).block_m == 16
     assert prefill_config(20, spec, 2).block_m == 64
     assert prefill_config(4096, spec, 2).block_m == 128
@@ -230,6 +278,10 @@ def test_what_is_not_supported_is_said() -> None:
     assert "head size 512" in str(
         backend.unsupported(AttentionSpec(4, 2, 512, 64, 1.0), 16, torch.bfloat16, cuda)
     )
+    shared = AttentionSpec(128, 1, 576, 512, 1.0, value_from_key=True)
+    assert backend.unsupported(shared, 16, torch.bfloat16, cuda) is None
+    wider = AttentionSpec(128, 1, 700, 512, 1.0, value_from_key=True)
+    assert "512 + 188" in str(backend.unsupported(wider, 16, torch.bfloat16, cuda))
     assert "float64" in str(backend.unsupported(good, 16, torch.float64, cuda))
     assert "num_heads=4" in str(
         backend.unsupported(AttentionSpec(4, 3, 64, 64, 1.0), 16, torch.float16, cuda)
