@@ -161,6 +161,21 @@ def profile_decode(llm: LLM, steps: int = 20) -> dict[str, Any]:
     return {"wall_ms": wall * 1000, "device_ms": device_ms, "device_ops": launches, "top": top}
 
 
+def make_llm(directory: str, **options: Any) -> LLM:
+    """Ours, with the caches that 256 requests of 1,024 tokens need."""
+    return LLM(
+        directory,
+        device="cuda",
+        dtype="bfloat16",
+        load_format="dummy",
+        max_model_len=1024,
+        max_num_reqs=256,
+        max_num_batched_tokens=8192,
+        enable_prefix_caching=False,
+        **options,
+    )
+
+
 def load_peer(directory: str, state_dict: dict[str, torch.Tensor]) -> Any:
     """transformers' model with the same weights and its own attention."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -183,16 +198,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(MODEL))
-        llm = LLM(
-            directory,
-            device="cuda",
-            dtype="bfloat16",
-            load_format="dummy",
-            max_model_len=1024,
-            max_num_reqs=256,
-            max_num_batched_tokens=8192,
-            enable_prefix_caching=False,
-        )
+        llm = make_llm(directory)
         report: dict[str, Any] = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__}
         report["transformers"] = importlib.metadata.version("transformers")
         report["core_runner"] = bench("core_runner", partial(run_core_runner, llm), args.repeats)
@@ -200,9 +206,13 @@ def main() -> None:
         peer = load_peer(directory, llm.engine.runner.model_state.model.model.state_dict())
         report["agreement"] = agreement(llm, peer)
         llm.close()
+        del llm
+        torch.cuda.empty_cache()
+        eager = make_llm(directory, cuda_graphs=False)
+        report["core_runner, no graphs"] = bench("no graphs", partial(run_core_runner, eager), 1)
+        del eager
+        torch.cuda.empty_cache()
         if not args.skip_peers:
-            del llm
-            torch.cuda.empty_cache()
             for name, run in PEERS.items():
                 report[name] = bench(name, partial(run, peer), 1)
     print_report(report)
@@ -216,7 +226,7 @@ def print_report(report: dict[str, Any]) -> None:
     print("agreement with transformers:", report["agreement"])
     ours = report["core_runner"]
     print(f"{'output tokens/s':<36}{'batch':>10}{'single':>10}")
-    for name in ("core_runner", *PEERS):
+    for name in ("core_runner", "core_runner, no graphs", *PEERS):
         if name in report:
             rates = report[name]
             ratio = (
