@@ -117,7 +117,8 @@ class SlotProcessors:
         flat = np.concatenate(indices)
         target = torch.empty(len(flat), dtype=torch.int64, device=self._device)
         self._transfer.copy(flat, target)
-        return target.split([len(part) for part in indices])
+        parts: tuple[torch.Tensor, ...] = target.split([len(part) for part in indices])
+        return parts
 
 
 def _describe(rows: torch.Tensor, batch: InputBatch) -> LogitsRows:

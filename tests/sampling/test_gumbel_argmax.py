@@ -26,14 +26,14 @@ def padded_logits(vocab_size, dtype, device, generator_seed=0):
     return storage.to(dtype).to(device)[:, 0]
 
 
-def run(kernel, logits, vocab_size, rows, purpose=TARGET, thresholds=None):
+def run(kernel, logits, vocab_size, rows, purpose=TARGET, thresholds=None, launch=op.LAUNCH):
     n = len(logits)
     token_ids = torch.full((n,), GARBAGE, device=logits.device)
     failed = torch.ones(n, dtype=torch.bool, device=logits.device)
     args = [logits, vocab_size, rows, purpose, thresholds, token_ids, failed]
     if kernel is op.gumbel_argmax_triton:
-        scores = torch.full((n, op.num_blocks(vocab_size)), float("nan"), device=logits.device)
-        args.append((scores, torch.full_like(scores, -3, dtype=torch.int32)))
+        shape = (n, op.num_blocks(vocab_size, launch))
+        args += [torch.full(shape, float("nan"), device=logits.device), launch]
     kernel(*args)
     return token_ids, failed
 
@@ -111,3 +111,39 @@ def test_infinite_logit_wins(device):
     token_ids, failed = both(logits, 31, rows_on(device))
     assert token_ids.tolist() == [17] * 6
     assert not failed.any()
+
+
+# Small blocks, so that a row has many of them and the interpreter few programs.
+LAUNCHES = [
+    op.Launch(block=64, span=5),
+    op.Launch(block=128, span=2, skip=False),
+    op.Launch(block=256, num_warps=4),
+]
+
+
+def hard_logits(device):
+    """Rows of 500: peaked, flat, all equal, large and close, mostly -inf, and with an infinity."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(6, 500, generator=generator)
+    x[0] *= 20
+    x[2] = 3.0
+    x[3] = 1e4 + (x[3] * 4).round() / 1024
+    x[4, torch.rand(500, generator=generator) < 0.97] = -torch.inf
+    x[5, [300, 420]] = torch.inf
+    return x.to(device)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-5, 0.3, 40.0])
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_bounds_leave_out_nothing(device, launch, temperature):
+    """Every way of cutting the work finds the very id that comparing all scores finds."""
+    logits = hard_logits(device)
+    if temperature == 1e-30:
+        logits[2] = 0.0  # where even such a temperature tells scores apart
+    params = [SamplingParams(temperature=temperature)] * 6
+    for shift in range(1 if device.type == "cpu" else 50):
+        rows = make_rows(params, [shift + p for p in POSITIONS], device, SEEDS)
+        expected = run(op.gumbel_argmax_torch, logits, 500, rows)
+        got = run(op.gumbel_argmax_triton, logits, 500, rows, launch=launch)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert int(got[0][5]) == 300

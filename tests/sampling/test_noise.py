@@ -35,6 +35,7 @@ def test_philox_known_answers(counter, key, result):
 def _bits_kernel(out, bits_out, seeds, positions, first_group, purpose: tl.constexpr, GROUPS: tl.constexpr):
     row = tl.program_id(0)
     bits = noise.noise_bits(tl.load(seeds + row), tl.load(positions + row), first_group, purpose, GROUPS)
+    bits = tl.reshape(bits, (GROUPS * 4,))
     at = row * GROUPS * 4 + tl.arange(0, GROUPS * 4)
     tl.store(bits_out + at, bits.to(tl.int64))
     tl.store(out + at, noise.gumbel_from_bits(bits))

@@ -7,11 +7,21 @@ The argmax of `logit / T + gumbel` is that of `logit + T * gumbel`; the second n
 overflows however small T is, and T = 0 is greedy by the same formula. `failed[row]` is set, and
 token_ids[row] is 0, where the logits hold a NaN or no id is left (all -inf).
 
+Exact noise has two logarithms, and for every id they would take several times as long as reading the logits. So a
+first pass reads the logits and bounds the scores of each block of ids from above, with the same random words:
+
+    gumbel <= -log(v) <= log(2) * (32 - l),    l = straight lines between the powers of two, below log2(word)
+
+and a second pass computes scores in the blocks alone whose bound reaches the best score: nearly always one block of
+a row. A block whose logits are too far below the row's for any noise to make up for it draws none.
+
 logits [n, >= vocab_size] (float32, bfloat16 or float16; rows may be strided), thresholds float32 [n] or None,
-token_ids int64 [n], failed bool [n], scratch: float32 and int32 [n, num_blocks(vocab_size)].
+token_ids int64 [n], failed bool [n], bounds: scratch, float32 [n, num_blocks(vocab_size)].
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,12 +30,27 @@ from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-_BLOCK = 1024
+# More than the noise of one id can be above that of another: from -2.82 to 22.88.
+_SPREAD = tl.constexpr(25.8)
+# log(2) * 2^-23, and log(2) * (127 + 32): what makes -log(v) of the bits of a float32. Some room for rounding.
+_SLOPE, _OFFSET, _ROOM = tl.constexpr(8.262958294867817e-08), tl.constexpr(110.2114), tl.constexpr(5e-7)
 
 
-def num_blocks(vocab_size: int) -> int:
-    """Columns of the scratch tensors."""
-    return -(-vocab_size // _BLOCK)
+class Launch(NamedTuple):
+    """How the first pass is cut. A program bounds `span` blocks of `block` ids, one after another."""
+
+    block: int = 1024
+    span: int = 8
+    num_warps: int = 1
+    skip: bool = True  # look at a block's logits before its noise
+
+
+LAUNCH = Launch()
+
+
+def num_blocks(vocab_size: int, launch: Launch = LAUNCH) -> int:
+    """Columns of `bounds`."""
+    return -(-vocab_size // launch.block)
 
 
 def gumbel_argmax_torch(
@@ -58,7 +83,30 @@ def gumbel_argmax_torch(
 
 
 @triton.jit
-def _partial_kernel(
+def _larger(a, b) -> Any:
+    """Maximum that is NaN if either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _maximum(x) -> Any:
+    """Largest of a matrix, NaN if it holds one."""
+    return tl.reduce(tl.reduce(x, 1, _larger), 0, _larger)
+
+
+@triton.jit
+def _load_block(
+    logits, vocab_size, block, threshold, HAS_THRESHOLD: tl.constexpr, BLOCK: tl.constexpr
+) -> Any:
+    """Logits of one block, float32 [BLOCK / 4, 4], in which a NaN stays and what the threshold drops is -inf."""
+    at = 4 * tl.arange(0, BLOCK // 4)[:, None] + tl.arange(0, 4)[None, :]
+    start = block * BLOCK
+    x = tl.load(logits + start + at, mask=at < vocab_size - start, other=-float("inf")).to(tl.float32)
+    return tl.where(x < threshold, -float("inf"), x) if HAS_THRESHOLD else x
+
+
+@triton.jit
+def _bound_kernel(
     logits,
     logits_stride,
     vocab_size,
@@ -70,53 +118,101 @@ def _partial_kernel(
     seeds,
     seed_stride,
     thresholds,
-    part_scores,
-    part_ids,
-    part_stride,
+    bounds,
+    bounds_stride,
     purpose: tl.constexpr,
     HAS_THRESHOLD: tl.constexpr,
+    SKIP: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
 ) -> None:
-    """Best score and its id in one block of one row; id -1 tells of a NaN."""
+    """An upper bound of the scores in each of SPAN blocks of one row; NaN for a block that holds one."""
     row = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
-    ids = block * BLOCK + tl.arange(0, BLOCK)
-    inside = ids < vocab_size
-    score = tl.load(logits + row * logits_stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
-    has_nan = tl.max((score != score).to(tl.int32), axis=0)
-    if HAS_THRESHOLD:
-        score = tl.where(score >= tl.load(thresholds + row), score, -float("inf"))
-
     slot = tl.load(slots + row).to(tl.int64)
     temperature = tl.load(temperatures + slot * temperature_stride)
-    # Noise costs more than all the rest here, and a greedy row has no use for it.
-    if temperature > 0:
-        seed = tl.load(seeds + slot * seed_stride)
-        position = tl.load(positions + tl.load(logits_indices + row)) + 1
-        bits = noise_bits(seed, position, block * (BLOCK // 4), purpose, BLOCK // 4)
-        score += temperature * gumbel_from_bits(bits)
+    seed = tl.load(seeds + slot * seed_stride)
+    position = tl.load(positions + tl.load(logits_indices + row)) + 1
+    threshold = tl.load(thresholds + row) if HAS_THRESHOLD else 0.0
+    logits += row * logits_stride
 
-    # The row fails anyway; a NaN must not decide what the maximum is.
-    score = tl.where(score != score, -float("inf"), score)
-    best, index = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(part_scores + row * part_stride + block, best)
-    tl.store(part_ids + row * part_stride + block, tl.where(has_nan > 0, -1, block * BLOCK + index))
+    slope = temperature * _SLOPE
+    first = tl.program_id(1) * SPAN
+    largest = tl.full((), -float("inf"), tl.float32)
+    for block in range(first, tl.minimum(first + SPAN, tl.cdiv(vocab_size, BLOCK))):
+        x = _load_block(logits, vocab_size, block, threshold, HAS_THRESHOLD, BLOCK)
+        bound = largest
+        is_far = False
+        if SKIP:
+            bound = _maximum(x)
+            # False for NaN. A tie goes to the other logit, whose id is lower.
+            is_far = bound + temperature * _SPREAD < largest
+            largest = tl.maximum(largest, bound)
+        if temperature > 0:
+            if is_far:
+                bound = tl.full((), -float("inf"), tl.float32)
+            else:
+                bits = noise_bits(seed, position, block * (BLOCK // 4), purpose, BLOCK // 4)
+                # The bits of a float32 as an integer grow as its logarithm does, in straight lines.
+                lines = bits.to(tl.float32).to(tl.int32, bitcast=True).to(tl.float32)
+                bound = _maximum(x - slope * lines) + temperature * _OFFSET
+                bound = tl.where(bound > -float("inf"), bound + tl.abs(bound) * _ROOM, bound)
+        elif not SKIP:
+            bound = _maximum(x)
+        tl.store(bounds + row * bounds_stride + block, bound)
 
 
 @triton.jit
-def _reduce_kernel(
-    part_scores, part_ids, part_stride, blocks, token_ids, failed, BLOCKS: tl.constexpr
+def _choose_kernel(
+    logits,
+    logits_stride,
+    vocab_size,
+    slots,
+    logits_indices,
+    positions,
+    temperatures,
+    temperature_stride,
+    seeds,
+    seed_stride,
+    thresholds,
+    bounds,
+    bounds_stride,
+    num_blocks,
+    token_ids,
+    failed,
+    purpose: tl.constexpr,
+    HAS_THRESHOLD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ) -> None:
-    """Best of a row's blocks; blocks are in order of id, so the first of equals has the lowest id."""
+    """Scores of the blocks that may hold the best one of a row, by falling bound, until no other block can."""
     row = tl.program_id(0).to(tl.int64)
-    block = tl.arange(0, BLOCKS)
-    inside = block < blocks
-    scores = tl.load(part_scores + row * part_stride + block, mask=inside, other=-float("inf"))
-    ids = tl.load(part_ids + row * part_stride + block, mask=inside, other=0)
-    best, index = tl.max(scores, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    fail = (tl.min(ids, axis=0) < 0) | (best == -float("inf"))
-    chosen = tl.sum(tl.where(block == index, ids, 0), axis=0)
-    tl.store(token_ids + row, tl.where(fail, 0, chosen).to(tl.int64))
+    slot = tl.load(slots + row).to(tl.int64)
+    temperature = tl.load(temperatures + slot * temperature_stride)
+    seed = tl.load(seeds + slot * seed_stride)
+    position = tl.load(positions + tl.load(logits_indices + row)) + 1
+    threshold = tl.load(thresholds + row) if HAS_THRESHOLD else 0.0
+    logits += row * logits_stride
+
+    at = tl.arange(0, BLOCKS)
+    bound = tl.load(bounds + row * bounds_stride + at, mask=at < num_blocks, other=-float("inf"))
+    has_nan = tl.max((bound != bound).to(tl.int32), axis=0) > 0
+    bound = tl.where(has_nan, -float("inf"), bound)
+    best, best_id = tl.full((), -float("inf"), tl.float32), tl.full((), 0, tl.int32)
+    top, block = tl.max(bound, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    while (top > best) | ((top == best) & (block * BLOCK < best_id)):
+        x = _load_block(logits, vocab_size, block, threshold, HAS_THRESHOLD, BLOCK)
+        if temperature > 0:
+            bits = noise_bits(seed, position, block * (BLOCK // 4), purpose, BLOCK // 4)
+            x += temperature * gumbel_from_bits(bits)
+        flat = tl.reshape(x, (BLOCK,))
+        score, index = tl.max(flat, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        token_id = block * BLOCK + index
+        wins = (score > best) | ((score == best) & (token_id < best_id))
+        best, best_id = tl.where(wins, score, best), tl.where(wins, token_id, best_id)
+        bound = tl.where(at == block, -float("inf"), bound)
+        top, block = tl.max(bound, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    fail = best == -float("inf")
+    tl.store(token_ids + row, best_id.to(tl.int64))
     tl.store(failed + row, fail)
 
 
@@ -128,12 +224,12 @@ def gumbel_argmax_triton(
     thresholds: torch.Tensor | None,
     token_ids: torch.Tensor,
     failed: torch.Tensor,
-    scratch: tuple[torch.Tensor, torch.Tensor],
+    bounds: torch.Tensor,
+    launch: Launch = LAUNCH,
 ) -> None:
-    """Two launches: a partial argmax for every (row, block), then one reduction for every row."""
-    num_rows, blocks = logits.shape[0], num_blocks(vocab_size)
-    part_scores, part_ids = scratch
-    _partial_kernel[(num_rows, blocks)](
+    """Two launches: a bound for every block of every row, then the best id of every row."""
+    num_rows, blocks = logits.shape[0], num_blocks(vocab_size, launch)
+    arguments = (
         logits,
         logits.stride(0),
         vocab_size,
@@ -145,17 +241,15 @@ def gumbel_argmax_triton(
         rows.seed,
         rows.seed.stride(0),
         thresholds,
-        part_scores,
-        part_ids,
-        part_scores.stride(0),
-        purpose,
-        HAS_THRESHOLD=thresholds is not None,
-        BLOCK=_BLOCK,
+        bounds,
+        bounds.stride(0),
+    )
+    options = {"purpose": purpose, "HAS_THRESHOLD": thresholds is not None, "BLOCK": launch.block}
+    _bound_kernel[(num_rows, -(-blocks // launch.span))](
+        *arguments, **options, SKIP=launch.skip, SPAN=launch.span, num_warps=launch.num_warps
     )
     padded = triton.next_power_of_2(blocks)
-    _reduce_kernel[(num_rows,)](
-        part_scores, part_ids, part_scores.stride(0), blocks, token_ids, failed, BLOCKS=padded
-    )
+    _choose_kernel[(num_rows,)](*arguments, blocks, token_ids, failed, **options, BLOCKS=padded)
 
 
 def gumbel_argmax(
@@ -171,6 +265,5 @@ def gumbel_argmax(
     if not use_triton(logits):
         gumbel_argmax_torch(logits, vocab_size, rows, purpose, thresholds, token_ids, failed)
         return
-    shape = (logits.shape[0], num_blocks(vocab_size))
-    scratch = (logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32))
-    gumbel_argmax_triton(logits, vocab_size, rows, purpose, thresholds, token_ids, failed, scratch)
+    bounds = logits.new_empty((logits.shape[0], num_blocks(vocab_size)), dtype=torch.float32)
+    gumbel_argmax_triton(logits, vocab_size, rows, purpose, thresholds, token_ids, failed, bounds)

@@ -83,15 +83,27 @@ def gumbel_torch(seeds: torch.Tensor, positions: torch.Tensor, purpose: int, num
 
 
 @triton.jit
+def _wide_product(word, factor) -> Any:
+    """High and low 32 bits of a product of uint32: one multiplication where a product of each half takes two."""
+    product = word.to(tl.uint64) * factor
+    return (product >> 32).to(tl.uint32), product.to(tl.uint32)
+
+
+@triton.jit
 def noise_bits(seed, position, first_group, purpose: tl.constexpr, GROUPS: tl.constexpr) -> Any:
-    """Words of ids [4 * first_group, 4 * (first_group + GROUPS)) of one row, uint32 [4 * GROUPS]."""
-    group = (first_group + tl.arange(0, GROUPS)).to(tl.uint32)
-    # Philox wants counters of one shape.
-    fixed = group * 0
-    w0, w1, w2, w3 = tl.philox(
-        seed, group, fixed + position.to(tl.uint32), fixed + purpose, fixed + _VERSION, 10
-    )
-    return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+    """Words of ids [4 * first_group, 4 * (first_group + GROUPS)) of one row, uint32 [GROUPS, 4]."""
+    c0 = (first_group + tl.arange(0, GROUPS)).to(tl.uint32)
+    # All but the group is one number for the row, and stays one through the first rounds.
+    c1 = position.to(tl.uint32)
+    c2, c3 = tl.full((), purpose, tl.uint32), tl.full((), _VERSION, tl.uint32)
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        a_high, a_low = _wide_product(c0, 0xD2511F53)
+        b_high, b_low = _wide_product(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = b_high ^ c1 ^ k0, b_low, a_high ^ c3 ^ k1, a_low
+        k0 = tl.add(k0, tl.full((), 0x9E3779B9, tl.uint32), sanitize_overflow=False)
+        k1 = tl.add(k1, tl.full((), 0xBB67AE85, tl.uint32), sanitize_overflow=False)
+    return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), (GROUPS, 4))
 
 
 @triton.jit
