@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,14 @@ def test_mistakes_are_told_in_a_line(arguments: list[str], message: str) -> None
     assert done.exit_code == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_example_keeps_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[2] / "examples" / "structured_output.py"
+    texts = list(runpy.run_path(str(path))["main"]().values())
+    animal = json.loads(texts[0])
+    assert list(animal) == ["name", "kind", "age"]
+    assert re.fullmatch("[0-9a-f]{6}", texts[1])
+    assert texts[2] in ("yes", "no")
+    assert re.fullmatch(r"[1-9]\d?( [+-] [1-9]\d?){1,2} = [1-9]\d?", texts[3])
+    assert str(animal) in capsys.readouterr().out
