@@ -42,10 +42,12 @@ class GrammarConstraint:
     def is_ready(self) -> bool:
         """Whether the grammar is compiled; `error` says why it could not be."""
         if self._matcher is None and self.error is None and self._compiled.done():
-            try:
+            # Whatever it is: a grammar must not end the engine.
+            problem = self._compiled.exception()
+            if problem is None:
                 self._matcher = self._compiled.result().deep_copy()
-            except RequestError as error:
-                self.error = str(error)
+            else:
+                self._fail(str(problem) or type(problem).__name__)
         return self._matcher is not None or self.error is not None
 
     def accept(self, token_ids: Sequence[int]) -> bool:
@@ -91,9 +93,9 @@ class Grammars:
         *,
         max_cached: int = _MAX_CACHED,
     ) -> None:
-        own_end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._eos = [i for i in dict.fromkeys([*eos_token_ids, *own_end]) if i < vocab_size]
+        # Not the tokenizer's own, which need not end a request.
+        self._eos = [i for i in eos_token_ids if i < vocab_size]
         self._compiler: Future[Compiler] | None = None
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
         self._cache: OrderedDict[str, Future[Any]] = OrderedDict()
@@ -107,8 +109,8 @@ class Grammars:
         check_tokenizer(self._tokenizer)
         if not self._eos:
             raise RequestError(
-                "structured_output needs an end id with which an output can end, and neither the checkpoint "
-                "nor the tokenizer names one"
+                "structured_output needs an end id with which an output can end, and the checkpoint names none; "
+                "give its config an eos_token_id"
             )
 
     def constrain(self, structured: StructuredOutput) -> GrammarConstraint:

@@ -109,7 +109,7 @@ class Compiler:
         # The first mask builds what the later ones share, also those of copies.
         matcher.compute_bitmask()
         if matcher.is_error():
-            raise GrammarError(f"structured_output is refused: {first_lines(matcher.get_error())}")
+            raise GrammarError(first_lines(matcher.get_error()))
         return matcher
 
     def fill(self, matchers: Sequence[Any]) -> npt.NDArray[np.int32]:

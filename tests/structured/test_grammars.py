@@ -91,7 +91,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request(drained: Drained) ->
     assert [(u.request, u.finish_reason) for u in updates if u.request is slow.request] == [
         (slow.request, "error")
     ]
-    assert slow.request.error == "too many states"
+    assert slow.request.error == "structured output: too many states"
     assert len(other.output_token_ids) == 5
     llm.engine.settle()
 
