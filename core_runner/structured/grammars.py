@@ -53,7 +53,9 @@ class GrammarConstraint:
     def accept(self, token_ids: Sequence[int]) -> bool:
         """Move on by tokens that were sampled; False, with `error`, if the grammar does not allow them."""
         taken = self.matcher.try_consume_tokens(list(token_ids))
-        if taken < len(token_ids):
+        if self.matcher.is_error():
+            self._fail(first_lines(self.matcher.get_error()))
+        elif taken < len(token_ids):
             self._fail(f"token {token_ids[taken]} was sampled, which the grammar does not allow there")
         return self.error is None
 

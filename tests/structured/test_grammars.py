@@ -145,6 +145,25 @@ def test_tokens_that_a_grammar_forbids_end_the_constraint_with_a_reason() -> Non
     assert f"token {other[0]} was sampled" in constraint.error
 
 
+def test_a_matcher_that_broke_allows_nothing() -> None:
+    """The library would let it end, so that half a text passes for a whole one."""
+    llm = LLM(**OPTIONS)
+    grammars = llm.engine.grammars
+    requests = [
+        Request(f"r{i}", PROMPT, SamplingParams(structured_output=FORMS["choice"][0])) for i in range(2)
+    ]
+    for request in requests:
+        request.constraint = grammars.constrain(FORMS["choice"][0])
+        request.constraint._compiled.result()
+        assert request.constraint.is_ready()
+    requests[0].constraint.matcher.consume_token(0)
+    words = grammars.fill(requests)
+    assert not words[0].any()
+    assert words[1].any()
+    assert requests[0].constraint.error.startswith("structured output: ")
+    assert requests[1].constraint.error is None
+
+
 def test_ids_past_the_tokenizer_are_never_allowed() -> None:
     llm = LLM(**OPTIONS)
     size = len(llm.tokenizer)
