@@ -59,8 +59,8 @@ def _bad_words_kernel(
     positions,
     all_token_ids,
     all_token_ids_stride,
-    options,
-    options_stride,
+    table,
+    table_stride,
     words,
     words_stride,
     out,
@@ -70,7 +70,7 @@ def _bad_words_kernel(
     """One block of the words of one row, a lane for each."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    at = options + slot * options_stride
+    at = table + slot * table_stride
     word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = word < tl.load(at + _NUM_WORDS)
     table = words + tl.load(at + _WORD_ROW).to(tl.int64) * words_stride

@@ -95,12 +95,17 @@ def _maximum(x) -> Any:
 
 
 @triton.jit
+def _places(BLOCK: tl.constexpr) -> Any:
+    """Places of a block, int32 [BLOCK / 4, 4]: the four of a row share one draw of noise."""
+    return 4 * tl.arange(0, BLOCK // 4)[:, None] + tl.arange(0, 4)[None, :]
+
+
+@triton.jit
 def _load_block(
     logits, vocab_size, block, threshold, HAS_THRESHOLD: tl.constexpr, BLOCK: tl.constexpr
 ) -> Any:
     """Logits of one block, float32 [BLOCK / 4, 4], in which a NaN stays and what the threshold drops is -inf."""
-    at = 4 * tl.arange(0, BLOCK // 4)[:, None] + tl.arange(0, 4)[None, :]
-    start = block * BLOCK
+    at, start = _places(BLOCK), block * BLOCK
     x = tl.load(logits + start + at, mask=at < vocab_size - start, other=-float("inf")).to(tl.float32)
     return tl.where(x < threshold, -float("inf"), x) if HAS_THRESHOLD else x
 
@@ -204,9 +209,9 @@ def _choose_kernel(
         if temperature > 0:
             bits = noise_bits(seed, position, block * (BLOCK // 4), purpose, BLOCK // 4)
             x += temperature * gumbel_from_bits(bits)
-        flat = tl.reshape(x, (BLOCK,))
-        score, index = tl.max(flat, axis=0, return_indices=True, return_indices_tie_break_left=True)
-        token_id = block * BLOCK + index
+        # Not by the index of a reduction over x flattened: Triton 3.6 then numbers x as its threads hold it.
+        score = _maximum(x)
+        token_id = block * BLOCK + tl.min(tl.min(tl.where(x == score, _places(BLOCK), BLOCK), axis=1), axis=0)
         wins = (score > best) | ((score == best) & (token_id < best_id))
         best, best_id = tl.where(wins, score, best), tl.where(wins, token_id, best_id)
         bound = tl.where(at == block, -float("inf"), bound)

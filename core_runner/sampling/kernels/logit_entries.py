@@ -57,8 +57,8 @@ def _logit_entries_kernel(
     input_ids,
     positions,
     prompt_len,
-    options,
-    options_stride,
+    table,
+    table_stride,
     entries,
     entries_stride,
     seen,
@@ -71,7 +71,7 @@ def _logit_entries_kernel(
     """One block of the entries of one row."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    at = options + slot * options_stride
+    at = table + slot * table_stride
     entry = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     # A slot without a row of entries has none to count.
     inside = entry < tl.load(at + _NUM_ENTRIES)

@@ -100,8 +100,8 @@ def penalize(x, ids, inside, at, seen, seen_stride, input_ids, index, num_drafts
 @triton.jit
 def _count_tokens_kernel(
     idx_mapping,
-    options,
-    options_stride,
+    table,
+    table_stride,
     seen,
     seen_stride,
     vocab_size,
@@ -113,7 +113,7 @@ def _count_tokens_kernel(
 ) -> None:
     """One batch row. A slot is in a batch once, so no other program writes its row of counts."""
     slot = tl.load(idx_mapping + tl.program_id(0)).to(tl.int64)
-    at = options + slot * options_stride
+    at = table + slot * table_stride
     row = tl.load(at + _SEEN_ROW).to(tl.int64)
     if row >= 0:
         end, prompt_end = tl.load(total_len + slot), tl.load(prompt_len + slot)

@@ -39,8 +39,8 @@ def processed_logits_torch(
 @triton.jit
 def _processed_logits_kernel(
     slots,
-    options,
-    options_stride,
+    table,
+    table_stride,
     temperatures,
     temperature_stride,
     thresholds,
@@ -53,7 +53,7 @@ def _processed_logits_kernel(
     """One row: its maximum, then its values."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    if tl.load(options + slot * options_stride + _PROCESSED) > 0:
+    if tl.load(table + slot * table_stride + _PROCESSED) > 0:
         base = out + row * out_stride
         lane = tl.arange(0, BLOCK)
         most = tl.full((BLOCK,), -float("inf"), tl.float32)

@@ -46,8 +46,8 @@ def _working_logits_kernel(
     logits_indices,
     num_drafts,
     input_ids,
-    options,
-    options_stride,
+    table,
+    table_stride,
     masks,
     masks_stride,
     seen,
@@ -63,7 +63,7 @@ def _working_logits_kernel(
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab_size
     x = tl.load(logits + row * logits_stride + ids, mask=inside, other=0).to(tl.float32)
-    at = options + tl.load(slots + row).to(tl.int64) * options_stride
+    at = table + tl.load(slots + row).to(tl.int64) * table_stride
     if HAS_MASKS:
         mask_row = tl.load(at + _MASK_ROW).to(tl.int64)
         if mask_row >= 0:
