@@ -196,3 +196,36 @@ def test_both_slow_samplers_agree():
             np.testing.assert_allclose(
                 processed_row(other, params), processed_logprobs(one, params), rtol=1e-9
             )
+
+
+NUM_DRAWS = 1500
+CHANGING = [name for name in OPTIONS if name not in ("processed", "raw")]
+
+
+def chi_square_limit(degrees):
+    """Upper 0.1 % quantile, by Wilson and Hilferty's approximation."""
+    return degrees * (1 - 2 / (9 * degrees) + 3.0902 * math.sqrt(2 / (9 * degrees))) ** 3
+
+
+def test_frequencies_of_pairs_are_the_exact_probabilities(device):
+    """One request for each draw, with the seeds of `Matrix`; cells that expect few draws count together."""
+    pairs = list(itertools.combinations(CHANGING, 2))[::6]
+    requests = [{"temperature": 1.0} | OPTIONS[a] | OPTIONS[b] for a, b in pairs for _ in range(NUM_DRAWS)]
+    matrix = Matrix(requests, 31, device)
+    rows = matrix.rows()
+    first = [i for i, (case, output) in enumerate(rows) if len(output) == len(OUTPUT)]
+    logits = make_logits(matrix)
+    logits[:] = logits[0]
+    token_ids = matrix.sample(logits).token_ids[first].cpu().numpy().reshape(len(pairs), NUM_DRAWS)
+    row = logits[0, :31].double().cpu().numpy()
+    for i, pair in enumerate(pairs):
+        case = matrix.cases[i * NUM_DRAWS]
+        expected = np.exp(processed_row(matrix.adjusted(row, case, OUTPUT), case.params)) * NUM_DRAWS
+        counts = np.bincount(token_ids[i], minlength=31)
+        assert counts[expected == 0].sum() == 0, pair
+        few = expected < 5
+        cells = [*zip(counts[~few], expected[~few], strict=True), (counts[few].sum(), expected[few].sum())]
+        cells = [(count, mean) for count, mean in cells if mean >= 5]
+        assert len(cells) > 2, pair
+        chi_square = sum((count - mean) ** 2 / mean for count, mean in cells)
+        assert chi_square < chi_square_limit(len(cells) - 1), pair
