@@ -203,8 +203,10 @@ def main() -> None:
         report["transformers"] = importlib.metadata.version("transformers")
         report["core_runner"] = bench("core_runner", partial(run_core_runner, llm), args.repeats)
         report["profile"] = profile_decode(llm)
+        print_profile(report["profile"])
         peer = load_peer(directory, llm.engine.runner.model_state.model.model.state_dict())
         report["agreement"] = agreement(llm, peer)
+        print("agreement with transformers:", report["agreement"], flush=True)
         llm.close()
         del llm
         torch.cuda.empty_cache()
@@ -223,7 +225,6 @@ def main() -> None:
 def print_report(report: dict[str, Any]) -> None:
     """The table: output tokens per second, and each peer's ratio to ours."""
     print(f"{report['machine']}, torch {report['torch']}, transformers {report['transformers']}")
-    print("agreement with transformers:", report["agreement"])
     ours = report["core_runner"]
     print(f"{'output tokens/s':<36}{'batch':>10}{'single':>10}")
     for name in ("core_runner", "core_runner, no graphs", *PEERS):
@@ -233,7 +234,10 @@ def print_report(report: dict[str, Any]) -> None:
                 f"   ours is {ours['batch'] / rates['batch']:.2f}x, {ours['single'] / rates['single']:.2f}x"
             )
             print(f"{name:<36}{rates['batch']:>10.0f}{rates['single']:>10.1f}{ratio}")
-    profile = report["profile"]
+
+
+def print_profile(profile: dict[str, Any]) -> None:
+    """Where a decode step of 256 requests spends its time."""
     print(
         f"decode step of 256: wall {profile['wall_ms']:.2f} ms, device {profile['device_ms']:.2f} ms,",
         end=" ",

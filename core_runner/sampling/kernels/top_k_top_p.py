@@ -313,6 +313,9 @@ def top_k_top_p_triton(
     launch: Launch = LAUNCH,
 ) -> None:
     """One program for every row; a row without a filter leaves at once."""
+    if vocab_size == 1:  # nothing can be dropped, and Triton 3.6 crashes on compiling for a size of 1
+        thresholds.fill_(-torch.inf)
+        return
     stride = rows.temperature.stride(0)
     assert stride == rows.top_k.stride(0) == rows.top_p.stride(0) == rows.min_p.stride(0)
     _top_k_top_p_kernel[(logits.shape[0],)](
