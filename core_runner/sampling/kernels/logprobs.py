@@ -53,20 +53,23 @@ def _logprobs_kernel(
     chosen = tl.load(base + tl.load(ids + row * ids_stride + column, mask=wanted, other=0)).to(tl.float32)
     first = tl.load(base + tl.load(ids + row * ids_stride)).to(tl.float32)
 
+    # Each lane keeps its own maximum, so that no lane waits for another before the end.
     lane = tl.arange(0, BLOCK)
-    best = tl.full((), -float("inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    larger = tl.full((), 0, tl.int32)
-    for start in range(0, vocab_size, BLOCK):
-        inside = start + lane < vocab_size
+    lane_best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    lane_total = tl.zeros((BLOCK,), tl.float32)
+    lane_larger = tl.zeros((BLOCK,), tl.int32)
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
+        inside = lane < vocab_size - start
         x = tl.load(base + start + lane, mask=inside, other=-float("inf")).to(tl.float32)
-        new_best = tl.maximum(best, tl.max(x, axis=0))
         # Differences of equal infinities are NaN, hence the tests for equality.
-        weight = tl.where(x == new_best, 1.0, tl.exp(x - new_best))
-        total = total * tl.where(best == new_best, 1.0, tl.exp(best - new_best))
-        total += tl.sum(tl.where(inside, weight, 0.0), axis=0)
-        larger += tl.sum((x > first).to(tl.int32), axis=0)
-        best = new_best
+        ratio = tl.exp(tl.where(x == lane_best, 0.0, -tl.abs(x - lane_best)))
+        ratio = tl.where(inside, ratio, 0.0)
+        lane_total = tl.where(x > lane_best, lane_total * ratio + 1.0, lane_total + ratio)
+        lane_larger += (x > first).to(tl.int32)
+        lane_best = tl.maximum(lane_best, x)
+    best = tl.max(lane_best, axis=0)
+    total = tl.sum(lane_total * tl.where(lane_best == best, 1.0, tl.exp(lane_best - best)), axis=0)
+    larger = tl.sum(lane_larger, axis=0)
 
     value = tl.where(chosen == best, 0.0, chosen - best) - tl.log(total)
     tl.store(values + row * values_stride + column, value, mask=wanted)
@@ -89,6 +92,7 @@ def logprobs_triton(
         ranks,
         BLOCK=4096 if vocab_size > 4096 else 1024,
         IDS=triton.next_power_of_2(ids.shape[1]),
+        num_warps=8,
     )
 
 
