@@ -229,3 +229,18 @@ def test_frequencies_of_pairs_are_the_exact_probabilities(device):
         assert len(cells) > 2, pair
         chi_square = sum((count - mean) ** 2 / mean for count, mean in cells)
         assert chi_square < chi_square_limit(len(cells) - 1), pair
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_device():
+    """Every option at once beside a plain row; the grammar's masks are the step's, so they are left out."""
+    everything = {name: value for name, value in EVERYTHING.items() if name != "grammar"}
+    matrix = Matrix([everything, {}, OPTIONS["raw"], OPTIONS["processor"]], 1000, torch.device("cuda"))
+    logits, batch = make_logits(matrix), matrix.batch()
+    first = matrix.sampler.sample(logits, batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        second = matrix.sampler.sample(logits, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first.token_ids, second.token_ids)
