@@ -1,7 +1,8 @@
 """Rows of a JSONL batch: what comes in, and what goes out.
 
 In:  {"prompt": "text"} | {"prompt_token_ids": [1, 2]} | {"messages": [{"role": "user", "content": "..."}]},
-     and optionally "id" (text or number; the line number otherwise) and fields of `SamplingParams`.
+     and optionally "id" (text or number; "line-3" in line 3 otherwise) and fields of `SamplingParams`. A field that
+     is null counts as absent. JSON's keys are text, so "logit_bias" is {"5": 1.0}.
 Out: {"id", "text", "token_ids", "finish_reason", "usage", "error"}, and "logprobs" and "prompt_logprobs" where they
      were asked for. With n > 1 "completions" has {"text", "token_ids", "finish_reason"} of each, the first included.
 """
@@ -12,6 +13,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -65,14 +67,18 @@ def parse_rows(lines: Iterable[bytes], base: SamplingParams) -> Iterator[Row]:
 
 def parse_row(number: int, line: bytes, base: SamplingParams) -> Row:
     """The row of one line; never raises for what the line holds."""
-    # Until the row has told its id, its error is reported under the line's number.
-    row_id: RowId = number
+    # Until the row has told its id, its error is reported under the line's own. A bare number would be taken from
+    # a later row that has it as its id.
+    row_id: RowId = f"line-{number}"
     try:
         fields = _load_object(line)
-        row_id = _row_id(fields, number)
+        row_id = _row_id(fields, row_id)
         _refuse_unknown(fields)
+        fields = {name: value for name, value in fields.items() if value is not None}
         kind = _prompt_field(fields)
         options = {name: fields[name] for name in _SAMPLING_FIELDS if name in fields}
+        if "logit_bias" in options:
+            options["logit_bias"] = _bias_by_token_id(options["logit_bias"])
         params = dataclasses.replace(base, **options)
         return Row(row_id, number, kind, fields[kind], params)
     # A value of a type that the parameters do not expect is the row's fault as well.
@@ -90,10 +96,10 @@ def _load_object(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _row_id(fields: dict[str, Any], number: int) -> RowId:
+def _row_id(fields: dict[str, Any], default: RowId) -> RowId:
     row_id = fields.get("id")
     if row_id is None:
-        return number
+        return default
     if isinstance(row_id, bool) or not isinstance(row_id, (str, int)):
         raise RequestError(f"id={row_id!r} must be a text or an integer")
     return row_id
@@ -122,6 +128,21 @@ def _prompt_field(fields: dict[str, Any]) -> str:
     if kind == "prompt_token_ids" and any(type(token_id) is not int for token_id in value):
         raise RequestError("prompt_token_ids must be a flat list of integers")
     return kind
+
+
+def _bias_by_token_id(bias: Any) -> Any:
+    """`bias` with its keys as integers; what is not an object is left for `SamplingParams` to refuse."""
+    if not isinstance(bias, dict):
+        return bias
+    by_id: dict[int, Any] = {}
+    for key, value in bias.items():
+        # Twenty digits are past any token id, and short of what `int` refuses to read.
+        if not re.fullmatch("-?[0-9]{1,20}", key):
+            raise RequestError(f"logit_bias has the key {key!r}, which is no token id; keys are integers")
+        if int(key) in by_id:
+            raise RequestError(f"logit_bias has token id {int(key)} twice, once as {key!r}; keep one of them")
+        by_id[int(key)] = value
+    return by_id
 
 
 def error_row(row_id: RowId, message: str) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import threading
 
@@ -26,7 +28,7 @@ def test_rows_of_every_kind_run_with_their_own_options(run, jsonl, tmp_path, llm
     result = run("--input", jsonl(rows), "--output", tmp_path / "out.jsonl", "--top-k", 4, "--max-tokens", 9)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
     out = {row["id"]: row for row in read_rows(tmp_path / "out.jsonl")}
-    assert {i: row["text"] for i, row in out.items()} == {"a": "x y ", 2: "hi ", 7: "user=hi "}
+    assert {i: row["text"] for i, row in out.items()} == {"a": "x y ", "line-2": "hi ", 7: "user=hi "}
     assert list(out["a"]) == ["id", "text", "token_ids", "finish_reason", "usage", "error"]
     assert out["a"]["token_ids"] == [120, 32, 121, 32]
     assert out["a"]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0}
@@ -53,6 +55,13 @@ BAD_ROWS = {
     '{"prompt": "a", "temperature": -1}': "temperature=-1",
     '{"prompt": "a", "temperature": "hot"}': "temperature='hot'",
     '{"prompt": "a", "stop": 3}': "stop",
+    '{"prompt": "a", "logit_bias": {"x5": 1}}': "logit_bias has the key 'x5', which is no token id",
+    '{"prompt": "a", "logit_bias": {"-5": 1}}': "0 or more",
+    '{"prompt": "a", "logit_bias": {"5": 1, "05": 2}}': "logit_bias has token id 5 twice",
+    '{"prompt": "a", "logit_bias": {"5": "x"}}': "logit_bias={5: 'x'}",
+    '{"prompt": "a", "logit_bias": [5]}': "logit_bias=[5] must map",
+    '{"prompt": null, "id": null}': "this one has none",
+    '{"prompt": "a", "zzz": null}': "unknown field 'zzz'",
     '{"prompt": "a", "id": [1]}': "id=[1] must be a text or an integer",
     '{"prompt": ""}': "the prompt is empty",
     '{"prompt_token_ids": []}': "the prompt is empty",
@@ -79,19 +88,47 @@ def test_a_bad_row_becomes_a_row_and_the_others_run(run, jsonl, tmp_path, bad):
 def test_a_request_that_fails_later_is_a_row_too(run, jsonl, tmp_path):
     run("--input", jsonl([{"prompt": "a nan"}, {"prompt": "b"}]), "--output", tmp_path / "o")
     out = {row["id"]: row for row in read_rows(tmp_path / "o")}
-    assert (out[1]["error"], out[1]["finish_reason"]) == ("line 1: the logits hold NaN", "error")
-    assert (out[2]["error"], out[2]["text"]) == (None, "b ")
+    failed, other = out["line-1"], out["line-2"]
+    assert (failed["error"], failed["finish_reason"]) == ("line 1: the logits hold NaN", "error")
+    assert (other["error"], other["text"]) == (None, "b ")
 
 
 def test_ids_that_repeat_are_refused_and_kept_apart_by_type(run, jsonl, tmp_path):
-    rows = [{"id": "1", "prompt": "a"}, {"prompt": "b"}, {"id": "1", "prompt": "c"}, {"id": 2, "prompt": "d"}]
+    rows = [{"id": i, "prompt": text} for i, text in (("1", "a"), (1, "b"), ("1", "c"), (1, "d"))]
     run("--input", jsonl(rows), "--output", tmp_path / "o")
     out = read_rows(tmp_path / "o")
     assert sorted(row["text"] for row in out) == ["", "", "a ", "b "]
     assert sorted(row["error"] for row in out if row["error"]) == [
         "line 3: id '1' is line 1's; make ids unique",
-        "line 4: id 2 is line 2's; make ids unique",
+        "line 4: id 1 is line 2's; make ids unique",
     ]
+
+
+@pytest.mark.parametrize("first", [{"prompt": "x"}, "not JSON"])
+def test_a_row_without_an_id_takes_none_that_a_later_row_has(run, jsonl, tmp_path, first):
+    run(
+        "--input",
+        jsonl([first, {"id": 1, "prompt": "a"}, {"id": "1", "prompt": "b"}]),
+        "--output",
+        tmp_path / "o",
+    )
+    out = {row["id"]: row["text"] for row in read_rows(tmp_path / "o")}
+    assert set(out) == {"line-1", 1, "1"}
+    assert (out[1], out["1"]) == ("a ", "b ")
+
+
+def test_keys_of_logit_bias_become_token_ids():
+    row = parse_row(1, b'{"prompt": "x", "logit_bias": {"5": 1, "7": -Infinity}}', SamplingParams())
+    assert (row.error, row.params.logit_bias) == (None, {5: 1.0, 7: -math.inf})
+
+
+def test_a_field_that_is_null_counts_as_absent():
+    base = SamplingParams(seed=1, stop="z", max_tokens=9, logit_bias={3: 1.0})
+    names = (field.name for field in dataclasses.fields(SamplingParams))
+    fields = {**dict.fromkeys(names), "id": None, "messages": None, "prompt_token_ids": None, "prompt": "x"}
+    row = parse_row(4, json.dumps(fields).encode(), base)
+    assert (row.error, row.id, row.kind, row.prompt) == (None, "line-4", "prompt", "x")
+    assert row.params == base
 
 
 def test_a_used_id_is_reported_after_the_row_that_has_it(run, jsonl, tmp_path):
@@ -107,7 +144,7 @@ def test_a_used_id_is_reported_after_the_row_that_has_it(run, jsonl, tmp_path):
 
 def test_blank_lines_are_no_rows_and_line_numbers_stay(run, jsonl, tmp_path):
     run("--input", jsonl(["", {"prompt": "a"}, "  ", {"prompt": "b"}]), "--output", tmp_path / "o")
-    assert sorted(row["id"] for row in read_rows(tmp_path / "o")) == [2, 4]
+    assert sorted(row["id"] for row in read_rows(tmp_path / "o")) == ["line-2", "line-4"]
 
 
 def test_many_rows_run_in_windows_and_each_is_written_once(run, jsonl, tmp_path, llm_class):
@@ -215,7 +252,6 @@ def test_rows_are_parsed_lazily():
         raise AssertionError("read too far")
 
     assert next(parse_rows(lines(), SamplingParams())).prompt == "a"
-    assert parse_row(3, b'{"prompt": "a", "seed": null}', SamplingParams(seed=1)).params.seed is None
 
 
 def test_the_input_may_be_a_pipe(run, tmp_path):
