@@ -25,7 +25,7 @@ class RunnerConfig:
     max_waiting: length of the bounded waiting queue; one more request is refused.
     policy: "fcfs" (first come, first served) or "priority" (a smaller number runs earlier, ties by arrival).
     async_scheduling: schedule step N+1 before step N's tokens are read.
-    num_draft_tokens: draft columns per request, K; 0 until a drafter is configured.
+    num_draft_tokens: draft columns per request, K; anything but 0 is refused until drafts are verified.
     model_state: name of a plugin's model state; None selects the one that claims the architecture.
     attention_backend: "torch" or "triton"; None takes the fastest one that supports the model.
     cuda_graphs: record decode steps; None is on where device and model state can, True is an error elsewhere.
@@ -69,12 +69,29 @@ class RunnerConfig:
         for name, least in (("max_model_len", 1), ("num_blocks", 2)):
             if getattr(self, name) is not None:
                 self._require_int(name, least)
-        for name in ("num_draft_tokens", "prompt_logprobs_bytes", "prompt_logprobs_result_bytes"):
+        for name in (
+            "num_draft_tokens",
+            "prompt_logprobs_bytes",
+            "prompt_logprobs_result_bytes",
+            "cpu_cache_bytes",
+        ):
             self._require_int(name, 0)
+        for name in ("trust_remote_code", "async_scheduling", "poison"):
+            self._require_choice(name, (False, True))
+        for name in ("enable_prefix_caching", "cuda_graphs"):
+            self._require_choice(name, (None, False, True))
+        for name in ("model", "tokenizer", "device", "model_state", "attention_backend"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a string")
+        if self.num_draft_tokens:
+            raise ConfigError(
+                f"num_draft_tokens={self.num_draft_tokens}: nothing verifies drafts yet; leave it at 0"
+            )
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size={self.block_size} is not a power of two; use 16 or 32")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization} is outside (0, 1]")
+        share: Any = self.gpu_memory_utilization
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0.0 < share <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization={share!r} must be a number in (0, 1]")
         self._require_choice("policy", ("fcfs", "priority"))
         self._require_choice("load_format", ("auto", "dummy"))
         self._require_choice("dtype", (None, "float32", "bfloat16", "float16"))
@@ -84,7 +101,7 @@ class RunnerConfig:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
 
-    def _require_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
+    def _require_choice(self, name: str, choices: tuple[str | bool | None, ...]) -> None:
         value = getattr(self, name)
-        if value not in choices:
+        if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
             raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")

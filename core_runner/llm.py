@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 from core_runner.completions import expand
@@ -17,6 +17,7 @@ from core_runner.errors import ConfigError, RequestError
 from core_runner.loader import Progress
 from core_runner.output_processor import OutputProcessor
 from core_runner.outputs import CompletionOutput, EngineStats, RequestOutput, TextDelta
+from core_runner.prompts import Prompt, as_many, as_params
 from core_runner.request import Request
 from core_runner.sampling_params import SamplingParams
 from core_runner.structured.grammars import Grammars
@@ -24,7 +25,6 @@ from core_runner.text import Tokenizer, load_tokenizer
 from model_states import Component, PluginManager
 from model_states.loading import GenerationDefaults
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 OnBadPrompt = Literal["raise", "return"]
 
@@ -37,7 +37,7 @@ class _Job(NamedTuple):
 
 
 class LLM:
-    """A loaded model that generates.
+    """A loaded model that generates. Several threads may call it: their requests share the steps.
 
     >>> llm = LLM()  # the embedded model
     >>> llm.generate("1 + 1 =", SamplingParams(temperature=0))[0].outputs[0].text
@@ -65,6 +65,7 @@ class LLM:
         self._set_grammars()
         self._processor = OutputProcessor(self.tokenizer, self.engine.finish)
         self._request_numbers = itertools.count()
+        self._lock = threading.RLock()
         self._seeds = random.SystemRandom() if self.config.seed is None else random.Random(self.config.seed)
 
     def generate(
@@ -121,7 +122,8 @@ class LLM:
 
     def close(self) -> None:
         """Abort what is running and wait for what is in flight."""
-        self.engine.abort_all()
+        with self._lock:
+            self.engine.abort_all()
 
     def __enter__(self) -> LLM:
         return self
@@ -140,8 +142,9 @@ class LLM:
         unfinished: dict[str, list[str]] = {}  # names of prompts, and of their requests
         try:
             while waiting or unfinished:
-                while waiting and self.engine.scheduler.has_room:
-                    self._start(*waiting.popleft(), unfinished, deltas, stream)
+                with self._lock:
+                    while waiting and self.engine.scheduler.has_room:
+                        self._start(*waiting.popleft(), unfinished, deltas, stream)
                 while deltas:
                     delta = deltas.popleft()
                     if delta.output is not None:
@@ -149,17 +152,27 @@ class LLM:
                     yield delta
                 # Without room for the next one, it is others' requests that have to be brought on.
                 if unfinished or waiting:
-                    updates = self.engine.step()
-                    self._processor.process(updates)
-                    if not updates:
-                        self._processor.end_aborted()
+                    self._step()
         finally:
-            for prompt_id, req_ids in unfinished.items():
-                self._processor.forget(prompt_id, req_ids)
-                for req_id in req_ids:
-                    self.engine.abort(req_id)
-            if not self.engine.scheduler.has_unfinished:
-                self.engine.settle()
+            with self._lock:
+                self._abandon(unfinished)
+
+    def _step(self) -> None:
+        """One step, for the requests of every caller; its deltas go to each one's own queue."""
+        with self._lock:
+            updates = self.engine.step()
+            self._processor.process(updates)
+            if not updates:
+                self._processor.end_aborted()
+
+    def _abandon(self, unfinished: Mapping[str, Sequence[str]]) -> None:
+        """Abort what a call leaves behind, and come to rest if nobody else has anything to run."""
+        for prompt_id, req_ids in unfinished.items():
+            self._processor.forget(prompt_id, req_ids)
+            for req_id in req_ids:
+                self.engine.abort(req_id)
+        if not self.engine.scheduler.has_unfinished:
+            self.engine.settle()
 
     def _start(
         self,
@@ -186,8 +199,8 @@ class LLM:
     ) -> list[_Job]:
         if on_bad_prompt not in ("raise", "return"):
             raise RequestError(f"on_bad_prompt={on_bad_prompt!r} is not one of 'raise', 'return'")
-        many = _as_many(prompts)
-        params = _as_params(
+        many = as_many(prompts)
+        params = as_params(
             self.default_sampling_params if sampling_params is None else sampling_params, len(many)
         )
         jobs = []
@@ -210,9 +223,10 @@ class LLM:
         if isinstance(prompt, str):
             token_ids = self._require_tokenizer().encode_prompt(prompt)
         elif isinstance(prompt, Mapping):
-            if "prompt_token_ids" not in prompt:
+            if not {"prompt_token_ids"} <= set(prompt) <= {"prompt_token_ids", "model_inputs"}:
                 raise RequestError(
-                    f"a prompt given as a dict needs 'prompt_token_ids'; it has {sorted(prompt)}"
+                    f"a prompt given as a dict has 'prompt_token_ids' and, if wanted, 'model_inputs'; this one has "
+                    f"{', '.join(map(repr, prompt)) or 'nothing'}"
                 )
             token_ids, model_inputs = prompt["prompt_token_ids"], prompt.get("model_inputs", {})
         if params.stop:
@@ -266,25 +280,3 @@ def _default_params(defaults: GenerationDefaults) -> SamplingParams:
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(**(chosen or {"temperature": 0.0}))
-
-
-def _as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list: a flat list of integers is one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    plain: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts  # an array, of numpy or torch
-    if not isinstance(plain, Iterable):
-        raise RequestError(f"prompts={prompts!r} must be one or many of text, token ids or mappings")
-    items: list[Any] = list(plain)
-    return [items] if items and all(isinstance(item, Integral) for item in items) else items
-
-
-def _as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    many = [params] * count if isinstance(params, SamplingParams) else params
-    if not isinstance(many, list | tuple) or not all(isinstance(param, SamplingParams) for param in many):
-        raise RequestError(
-            f"sampling_params={params!r} must be a SamplingParams, or a list of one per prompt"
-        )
-    if len(many) != count:
-        raise RequestError(f"{len(many)} sampling_params for {count} prompts; give one, or one per prompt")
-    return list(many)

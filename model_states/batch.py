@@ -74,7 +74,9 @@ class InputBatch:
     cu_num_logits_np: IntArray  # [num_reqs + 1]
     max_query_len: int
     max_seq_len: int
-    grammar_mask: GrammarMask | None = None  # set for the sampler, after the forward; None: no row is constrained
+    grammar_mask: GrammarMask | None = (
+        None  # set for the sampler, after the forward; None: no row is constrained
+    )
 
     @property
     def num_logits(self) -> int:

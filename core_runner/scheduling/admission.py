@@ -37,6 +37,11 @@ class AdmissionRules:
         else:
             limit = min(prompt_len + max_tokens, limit)
         self._check_room(name, prompt_len, limit)
+        if request.sampling_params.min_tokens > limit - prompt_len:
+            raise RequestError(
+                f"{name}: min_tokens={request.sampling_params.min_tokens} cannot be reached: a prompt of {prompt_len} "
+                f"tokens leaves {limit - prompt_len} of max_model_len={self._config.max_model_len}"
+            )
         if self._config.prompt_logprobs is not None:
             self._config.prompt_logprobs.check(request)
         if self._config.explain_refusal is not None:

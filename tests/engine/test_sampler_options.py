@@ -240,3 +240,9 @@ def test_every_way_of_running_gives_the_same_ids(
     outputs = llm.generate(PROMPTS * 2, slots)
     wanted = [slow_ids(table, p, q, [EOS]) for p, q in zip(PROMPTS * 2, slots, strict=True)]
     assert [output.outputs[0].token_ids for output in outputs] == wanted, "slots that change hands"
+
+
+def test_min_tokens_beyond_the_room_is_refused(toy_options, drained) -> None:
+    llm = drained(**toy_options, max_model_len=32)
+    with pytest.raises(RequestError, match=r"min_tokens=20 .* max_model_len=32"):
+        llm.generate([[5] * 28], SamplingParams(max_tokens=None, min_tokens=20))
