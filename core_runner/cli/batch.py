@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -68,9 +69,13 @@ def _count_rows(file: BinaryIO) -> int:
 
 def refuse_same_file(input_path: str | None, output_path: str | None) -> None:
     """Raise `RequestError` when the results would be written over the rows."""
-    paths = {input_path, output_path} - {None, "-"}
-    if input_path in paths and output_path in paths and len({Path(str(p)).resolve() for p in paths}) == 1:
-        raise RequestError(f"--input and --output are the same file, {input_path}; name another output")
+    if input_path in (None, "-") or output_path in (None, "-"):
+        return
+    # The same file may have two names, as by a hard link; an output that is not there yet is no other's.
+    if os.path.exists(output_path) and os.path.samefile(input_path, output_path):
+        raise RequestError(
+            f"--input {input_path} and --output {output_path} are the same file; name another output"
+        )
 
 
 def run_batch(llm: LLM, rows: Iterable[Row], num_rows: int, results: ResultsFile, clock: Clock) -> int:

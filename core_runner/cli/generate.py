@@ -78,6 +78,7 @@ def generate(ctx: click.Context, /, **options: Any) -> None:
 def _check_usage(options: dict[str, Any]) -> None:
     has_prompts = bool(options["prompts"] or options["prompt_file"])
     batch, output = options["input_path"] is not None, options["output_path"]
+    _check_sources(options)
     if not (has_prompts or batch):
         raise click.UsageError("No prompt. Give a text, - for stdin, @FILE, or --input rows.jsonl.")
     if has_prompts and batch:
@@ -92,6 +93,31 @@ def _check_usage(options: dict[str, Any]) -> None:
         raise click.UsageError("Give --resume or --overwrite, not both.")
     if output is None and not batch and (options["resume"] or options["overwrite"]):
         raise click.UsageError("--resume and --overwrite are for --output.")
+
+
+def _check_sources(options: dict[str, Any]) -> None:
+    """Refuse names that are empty, and stdin for two things: what is read second would find it empty."""
+    if options["output_path"] == "":
+        raise click.UsageError("--output is empty. Give the name of a file, or - for stdout.")
+    if "@" in options["prompts"]:
+        raise click.UsageError(
+            "The prompt @ names no file. Give @FILE; a prompt that begins with @ is @@...."
+        )
+    readers = ["PROMPT" for prompt in options["prompts"] if prompt in ("-", "@-")]
+    readers += ["--prompt-file" for name in options["prompt_file"] if name == "-"]
+    readers += [
+        option
+        for option, name in (
+            ("--input", "input_path"),
+            ("--json-schema", "json_schema"),
+            ("--grammar", "grammar"),
+        )
+        if options[name] == "-"
+    ]
+    if len(readers) > 1:
+        raise click.UsageError(
+            f"'-' is given for {' and '.join(readers)}, and stdin can be read once only. Keep one of them."
+        )
 
 
 @contextmanager

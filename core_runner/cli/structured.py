@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,18 @@ def structured_output(options: dict[str, Any]) -> dict[str, StructuredOutput]:
 
 
 def _schema_text(schema: str) -> str:
-    # A schema is an object, so its text begins with a brace, which a path hardly ever does.
-    return schema if schema.lstrip().startswith("{") else _read(schema, "--json-schema")
+    # A schema is an object, so its text begins with a brace, which a path hardly ever does. Other JSON is told
+    # what a schema is, unless there is a file of that name.
+    is_text = schema.lstrip().startswith("{") or (not os.path.exists(schema) and _is_json(schema))
+    return schema if is_text else _read(schema, "--json-schema")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _read(path: str, option: str) -> str:

@@ -240,6 +240,16 @@ def test_outputs_that_cannot_be_written_are_refused_before_loading(run, jsonl, t
     assert llm_class.last is None
 
 
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_an_output_that_is_another_name_of_the_input_is_refused(run, jsonl, tmp_path, link):
+    source = jsonl([{"prompt": "a"}])
+    rows = source.read_text()
+    link(source, tmp_path / "other")
+    result = run("--input", source, "--output", tmp_path / "other", "--overwrite")
+    assert (result.exit_code, source.read_text()) == (2, rows)
+    assert "are the same file" in result.stderr
+
+
 def test_an_id_that_utf8_cannot_hold_is_written_escaped(tmp_path):
     with ResultsFile(str(tmp_path / "o"), resume=False, overwrite=False) as results:
         results.write({"id": "\ud800", "text": "é"})
