@@ -39,5 +39,4 @@ def test_the_replacing_sampler():
 
 def test_every_option_is_in_the_table():
     named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
-    elsewhere = {"skip_special_tokens", "priority", "cache_salt"}  # of the text and of the scheduler
-    assert named == {field.name for field in dataclasses.fields(SamplingParams)} - elsewhere
+    assert named == {field.name for field in dataclasses.fields(SamplingParams)}
