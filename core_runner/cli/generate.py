@@ -39,7 +39,8 @@ Examples:
 
 \b
 A row of --input is {"prompt": TEXT}, {"prompt_token_ids": [...]} or
-{"messages": [...]}, with an optional "id" and sampling options of its own, as in
+{"messages": [...]}, with an optional "id" (else "line-3" in line 3) and
+sampling options of its own, named as in SamplingParams:
 {"id": "a", "prompt": "Hi", "temperature": 0}. Each finished row is one line of
 --output: id, text, token_ids, finish_reason, usage, error.
 """

@@ -21,6 +21,18 @@ SAMPLING_OPTIONS = (
     "logprobs",
     "prompt_logprobs",
     "n",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logprobs_mode",
+    "priority",
+    "cache_salt",
+    "skip_special_tokens",
 )
 MODEL_OPTIONS = (
     "model",
@@ -78,6 +90,21 @@ def _option(*names: str, **settings: Any) -> tuple[tuple[str, ...], dict[str, An
     return names, settings
 
 
+def _bias(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[int, float] | None:
+    """Callback of `--logit-bias`: its ID=VALUE pairs as a dictionary; None without any."""
+    bias: dict[int, float] = {}
+    for pair in pairs:
+        token_id, _, value = pair.partition("=")
+        try:
+            key, number = int(token_id), float(value)
+        except ValueError:
+            raise click.BadParameter(f"{pair!r} is not ID=VALUE, such as 5=-2.5 or 5=-inf.") from None
+        if key in bias:
+            raise click.BadParameter(f"token id {key} is given twice.")
+        bias[key] = number
+    return bias or None
+
+
 _FILE_IN = click.Path(exists=True, dir_okay=False, allow_dash=True)
 _FILE_OUT = click.Path(dir_okay=False, allow_dash=True)
 
@@ -116,16 +143,74 @@ sampling_options = _section(
         metavar="X",
         help="Keep tokens of at least this share of the best one's probability.",
     ),
+    _option(
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help="Above 1, make the tokens of prompt and output less likely.",
+    ),
+    _option(
+        "--frequency-penalty",
+        type=float,
+        metavar="X",
+        help="Subtract this for each time that the output has a token.",
+    ),
+    _option(
+        "--presence-penalty", type=float, metavar="X", help="Subtract this once if the output has the token."
+    ),
+    _option(
+        "--logit-bias",
+        multiple=True,
+        callback=_bias,
+        metavar="ID=VALUE",
+        help="Add to a token's logit; -inf forbids it (repeatable).",
+    ),
+    _option(
+        "--allowed-token-id",
+        "allowed_token_ids",
+        multiple=True,
+        type=int,
+        metavar="ID",
+        help="Sample only such tokens (repeatable).",
+    ),
+    _option(
+        "--bad-word", "bad_words", multiple=True, metavar="TEXT", help="Text that never comes (repeatable)."
+    ),
     _option("--seed", type=int, metavar="N", help="Make sampling repeatable."),
     _option("--stop", multiple=True, metavar="TEXT", help="End at this text, which is cut off (repeatable)."),
+    _option(
+        "--stop-token-id",
+        "stop_token_ids",
+        multiple=True,
+        type=int,
+        metavar="ID",
+        help="End at this token (repeatable).",
+    ),
+    _option("--min-tokens", type=int, metavar="N", help="No end token before this many tokens."),
     _option("--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token."),
     _option(
         "--logprobs", type=int, metavar="N", help="Log-probabilities of N best tokens: in rows, or on stderr."
     ),
     _option("--prompt-logprobs", type=int, metavar="N", help="The same for the tokens of the prompt."),
     _option(
+        "--logprobs-mode",
+        type=click.Choice(["raw", "processed"]),
+        help="Of the model, or of what is sampled from. [default: raw]",
+    ),
+    _option(
         "-n", "--num-completions", "n", type=int, metavar="N", help="Completions of each prompt. [default: 1]"
     ),
+    _option(
+        "--keep-special-tokens",
+        "skip_special_tokens",
+        flag_value=False,
+        default=None,
+        help="Show special tokens in the text.",
+    ),
+    _option(
+        "--priority", type=int, metavar="N", help="Smaller runs earlier, under the scheduling policy for it."
+    ),
+    _option("--cache-salt", metavar="TEXT", help="Share cached prefixes only with requests of this salt."),
 )
 structure_options = _section(
     "Form of the output (one of these)",
