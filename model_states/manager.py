@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from model_states import selection
-from model_states.discovery import Plugin, discover, given, refuse_conflicts
+from model_states.discovery import DISABLE_VARIABLE, Plugin, discover, given, refuse_conflicts
 from model_states.errors import PluginError, UnsupportedModelError
 from model_states.hook_checks import implemented_hooks
 from model_states.hook_names import COLD_HOOKS, HOT_HOOKS
@@ -123,11 +123,18 @@ class PluginManager:
                 raise UnsupportedModelError(f"{problem}; reinstall its plugin, or name a model")
             if path is not None:
                 return path
-        note = selection.broken_note(self._broken())
+        note = selection.broken_note(self._broken()) + self._disabled_note()
         raise UnsupportedModelError(f"no usable plugin ships an embedded model; name a model{note}")
 
     def _choose(self, checkpoint: CheckpointConfig, name: str | None) -> selection.Choice:
-        return selection.choose(self.model_states, self._broken(), checkpoint, name)
+        try:
+            return selection.choose(self.model_states, self._broken(), checkpoint, name)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{error}{self._disabled_note()}") from error
+
+    def _disabled_note(self) -> str:
+        names = ", ".join(plugin.name for plugin in self._plugins if plugin.disabled)
+        return f". Switched off by {DISABLE_VARIABLE}: {names}" if names else ""
 
     def _broken(self) -> dict[str, PluginError]:
         return {plugin.name: plugin.error for plugin in self._plugins if plugin.error is not None}

@@ -39,7 +39,8 @@ class Tokenizer:
         if not isinstance(text, str):
             raise RequestError(f"a prompt must be a string or token ids, not {type(text).__name__}: {text!r}")
         try:
-            return list(self.hf.encode(text))
+            # Quiet: a prompt that is too long is refused by name later.
+            return list(self.hf.encode(text, verbose=False))
         except (TypeError, ValueError) as error:
             # Lone surrogates (bytes of a file that were no UTF-8) are what a tokenizer cannot take.
             raise RequestError(f"the prompt {text[:40]!r} cannot be tokenized: {error}") from error
@@ -129,5 +130,5 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise RequestError(f"messages={messages!r} must be a list of mappings with 'role' and 'content'")
     for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message:
+        if not isinstance(message, Mapping) or "role" not in message or message.keys() <= {"role", "name"}:
             raise RequestError(f"message {message!r} must be a mapping with 'role' and 'content'")

@@ -59,7 +59,9 @@ def test_chat_without_a_template_is_refused():
         Tokenizer(hf, "some/model").apply_chat_template([{"role": "user", "content": "x"}])
 
 
-@pytest.mark.parametrize("messages", [[], "text", {"role": "user"}, ["text"], [{"content": "x"}]])
+@pytest.mark.parametrize(
+    "messages", [[], "text", {"role": "user"}, ["text"], [{"content": "x"}], [{"role": "user"}]]
+)
 def test_malformed_messages_are_refused(saved, messages):
     with pytest.raises(RequestError, match="role"):
         load_tokenizer(saved).apply_chat_template(messages)
