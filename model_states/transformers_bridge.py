@@ -223,7 +223,7 @@ def _check_layers(architecture: str, config: Any, calls: Sequence[AttentionCall]
             )
 
 
-def check_rope(architecture: str, config: Any, max_model_len: int) -> None:
+def refuse_batch_dependent_rope(architecture: str, config: Any, max_model_len: int) -> None:
     """Refuse rotary embeddings whose frequencies depend on the longest sequence of a batch.
 
     With those, one request's length would change its neighbours' tokens.

@@ -14,7 +14,7 @@ from model_states.loading import load_transformers_model
 from model_states.transformers_bridge import (
     ATTN_IMPLEMENTATION,
     TransformersModel,
-    check_rope,
+    refuse_batch_dependent_rope,
     register_attention,
 )
 from model_states_decoder.latent_attention import LatentAttention, is_latent, watched_projections
@@ -68,7 +68,7 @@ class DecoderState(ModelState):
         self.model = TransformersModel(
             load_transformers_model(config, attn_implementation=ATTN_IMPLEMENTATION)
         )
-        check_rope(self.model.architecture, self.model.config, config.max_model_len)
+        refuse_batch_dependent_rope(self.model.architecture, self.model.config, config.max_model_len)
         with watched_projections(self.model.model):
             calls = self.model.attention_calls()
             latent = {i: LatentAttention(call) for i, call in enumerate(calls) if is_latent(call)}
