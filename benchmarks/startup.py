@@ -1,0 +1,170 @@
+"""How long a process takes until it generates: with an empty cache of compiled kernels, and with a filled one.
+
+    python benchmarks/startup.py --json startup.json
+
+Each run is a process of its own. *Ready* is `LLM(...)`; *first tokens* is the first batch of full width after it
+(256 requests, 128 in, 8 out), which compiles and records what is left, and *again* is the same batch once more.
+Within both, *weights* is the time in the model's loader, *kernels* that of Triton's compiler (or of its cache), and
+*graphs* that of recordings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_STARTED = time.perf_counter()  # before torch is imported
+
+from common import MODELS, Report, make_parser, open_llm, run_script, show_table, timed  # noqa: E402
+from peers import jobs_runner  # noqa: E402
+from plots import stacked_bars  # noqa: E402
+from workloads import Workload  # noqa: E402
+
+import core_runner.runner as runner_module  # noqa: E402
+
+PARTS = ("imports", "weights", "kernels", "graphs", "rest")
+WIDE = {False: Workload("", 256, 128, 8), True: Workload("", 6, 12, 3)}
+
+
+class Phases:
+    """Seconds of each part so far; what runs inside another part counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS[1:-1], 0.0)
+        self.num_compiled = self.num_graphs = 0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a block, without what other parts take within it."""
+        before, started = sum(self.seconds.values()), time.perf_counter()
+        try:
+            yield
+        finally:
+            inner = sum(self.seconds.values()) - before
+            self.seconds[name] += time.perf_counter() - started - inner
+
+    def watch(self) -> None:
+        """Time the loader, Triton's compiler and recordings from now on, to the end of the process."""
+        load = runner_module.load_model_state
+
+        def timed_load(*args: Any) -> Any:
+            with self.part("weights"):
+                return load(*args)
+
+        runner_module.load_model_state = timed_load
+        self._watch_triton()
+        self._watch_graphs()
+
+    def _watch_triton(self) -> None:
+        try:
+            from triton import knobs
+        except ImportError:
+            return
+
+        def compiled(*, times: Any, cache_hit: bool, **_: Any) -> None:
+            self.seconds["kernels"] += times.total / 1e6  # it counts microseconds
+            self.num_compiled += not cache_hit
+
+        knobs.compilation.listener = compiled
+
+    def _watch_graphs(self) -> None:
+        import torch
+
+        begin, end = torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end
+        recording: list[Any] = []
+
+        def timed_begin(*args: Any, **kwargs: Any) -> None:
+            recording.append(self.part("graphs"))
+            recording[-1].__enter__()
+            begin(*args, **kwargs)
+
+        def timed_end(*args: Any, **kwargs: Any) -> None:
+            end(*args, **kwargs)
+            recording.pop().__exit__(None, None, None)
+            self.num_graphs += 1
+
+        torch.cuda.CUDAGraph.capture_begin = timed_begin  # type: ignore[method-assign]
+        torch.cuda.CUDAGraph.capture_end = timed_end  # type: ignore[method-assign]
+
+
+def measure_here(args: argparse.Namespace) -> dict[str, Any]:
+    """This process's own start, from the import of torch on."""
+    phases = Phases()
+    phases.watch()
+    imports = time.perf_counter() - _STARTED
+    started = time.perf_counter()
+    with open_llm(args.model, args.small) as llm:
+        ready = time.perf_counter() - started
+        at_ready = dict(phases.seconds)
+        jobs = WIDE[args.small].jobs(MODELS[args.model]["vocab_size"])
+        run = jobs_runner(llm)
+        first, again = (timed(lambda: run(jobs, 0.0), 1)[0] for _ in range(2))
+    rest = ready + first - sum(phases.seconds.values())
+    return {
+        "imports_s": imports,
+        "ready_s": ready,
+        "first_tokens_s": first,
+        "again_s": again,
+        "ready_parts_s": {**at_ready, "rest": ready - sum(at_ready.values())},
+        "parts_s": {"imports": imports, **phases.seconds, "rest": rest},
+        "kernels_compiled": phases.num_compiled,
+        "graphs_recorded": phases.num_graphs,
+    }
+
+
+def measure_process(args: argparse.Namespace, cache: str) -> dict[str, Any]:
+    """The same in a new process, with Triton's cache in the given folder."""
+    command = [sys.executable, __file__, "--here", "--model", args.model, *["--small"][: args.small]]
+    environment = {**os.environ, "TRITON_CACHE_DIR": cache}
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return found
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """A cold and a warm start."""
+    with tempfile.TemporaryDirectory() as cache:
+        return {"starts": {name: measure_process(args, cache) for name in ("cold", "warm")}}
+
+
+def show(report: Report) -> None:
+    """Cold and warm beside each other."""
+    starts = report["starts"]
+    rows = [[name, *(start[name] for start in starts.values())] for name in ("imports_s", "ready_s")]
+    rows += [[f"  of it {part}", *(s["ready_parts_s"][part] for s in starts.values())] for part in PARTS[1:]]
+    others = ("first_tokens_s", "again_s", "kernels_compiled", "graphs_recorded")
+    rows += [[name, *(start[name] for start in starts.values())] for name in others]
+    show_table("seconds", ["", *starts], rows)
+
+
+def plot(report: Report, path: Path) -> None:
+    """The parts of a start up to the end of the first batch."""
+    starts = report["starts"]
+    parts = {part: [start["parts_s"][part] for start in starts.values()] for part in PARTS}
+    environment = report["environment"]
+    title = f"From python to the first batch, {environment['model']}, {environment['machine']}"
+    stacked_bars(path, title, [f"{name} kernel cache" for name in starts], parts, "seconds")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what was asked for; `--here` measures this process and prints JSON."""
+    parser = make_parser(__file__, __doc__)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.here:
+        print(json.dumps(measure_here(args)))
+    else:
+        run_script(parser, argv, measure, show, plot)
+
+
+if __name__ == "__main__":
+    main()
