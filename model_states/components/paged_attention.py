@@ -46,10 +46,26 @@ class AttentionLayer:
         query [num_tokens, num_heads, head_size], key [num_tokens, num_kv_heads, head_size], value [.., head_size_v]
         (None with `value_from_key`); returns [num_tokens, num_heads, head_size_v]. sinks: fp logits [num_heads].
         """
+        self._backend.write_cache(key, value, self.key_cache, self.value_cache, self.slot_mapping)
+        return self.attend(query, sinks)
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """Cache positions of this step's tokens, int64 [num_tokens], -1 for padding."""
+        return self._metadata.slot_mapping
+
+    def attend(self, query: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        """Attend over a cache to which this step's keys and values have been written at `slot_mapping`.
+
+        query [num_tokens, num_heads, head_size]; returns [num_tokens, num_heads, head_size_v].
+        """
+        return self._backend.attend(query, self.key_cache, self.value_cache, self._metadata, self.spec, sinks)
+
+    @property
+    def _metadata(self) -> AttentionMetadata:
         metadata = self._state.metadata
         assert metadata is not None, f"attention layer {self.name} was called outside a step"
-        self._backend.write_cache(key, value, self.key_cache, self.value_cache, metadata.slot_mapping)
-        return self._backend.attend(query, self.key_cache, self.value_cache, metadata, self.spec, sinks)
+        return metadata
 
 
 class PagedAttention(Component):
@@ -58,6 +74,8 @@ class PagedAttention(Component):
     Layers with the same window, kv heads and head sizes share a cache group. A window that is no shorter than
     `max_model_len` hides nothing and counts as none.
     """
+
+    records_step = True
 
     def __init__(
         self, config: ModelConfig, specs: Sequence[AttentionSpec], prefix: str = "attention"

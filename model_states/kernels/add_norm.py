@@ -1,0 +1,176 @@
+"""What lies between two sublayers of a decoder, in one pass over memory: norm of the output, residual add, next norm.
+
+For every row of x [num_rows, size], in fp32, rounded to x's dtype at each `:=`
+
+    x        := norm(x; post)                   where there is a post norm
+    x        := multiplier * x
+    residual := residual + x                    where there is a residual, in place
+    out      := norm(residual or x; pre)        where there is a pre norm
+
+    norm(x; weight, eps) = x / sqrt(mean(x^2) + eps) * weight
+
+with the quotient rounded before the weight is applied where the norm `rounds_first`. Rows of x, residual and out may
+lie apart; the last axis is contiguous. out may be x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from model_states.kernels.dispatch import use_triton
+from model_states.kernels.triton_import import tl, triton
+
+MAX_SIZE = 32768  # a program holds a row
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """An RMS norm: weight [size], eps, and whether it rounds before it applies the weight."""
+
+    weight: torch.Tensor
+    eps: float
+    rounds_first: bool
+
+
+def rms_norm_torch(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    """The norm of x [.., size] over its last axis, in x's dtype."""
+    wide = x.float()
+    quotient = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    if norm.rounds_first:
+        quotient = quotient.to(x.dtype).float()
+    return (quotient * norm.weight.float()).to(x.dtype)
+
+
+def add_norm_torch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    post: RMSNorm | None,
+    pre: RMSNorm | None,
+    multiplier: float,
+    out: torch.Tensor | None,
+) -> None:
+    """The formula above, line by line."""
+    if post is not None:
+        x = rms_norm_torch(x, post)
+    if multiplier != 1.0:
+        x = x * multiplier
+    if residual is not None:
+        x = residual.add_(x)
+    if pre is not None:
+        assert out is not None, "a pre norm needs somewhere to write to"
+        out.copy_(rms_norm_torch(x, pre))
+
+
+@triton.jit
+def normalised(x, mean_square, weight, eps, ROUNDS_FIRST: tl.constexpr, dtype: tl.constexpr):
+    """fp32 x over the root of mean_square + eps, times weight; rounded to dtype and handed back as fp32."""
+    quotient = x * tl.rsqrt(mean_square + eps)
+    if ROUNDS_FIRST:
+        quotient = quotient.to(dtype).to(tl.float32)
+    return (quotient * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["num_rows", "multiplier", "post_eps", "pre_eps"])
+def _add_norm_kernel(
+    x,
+    residual,
+    post_weight,
+    pre_weight,
+    out,
+    num_rows,
+    x_stride,
+    residual_stride,
+    out_stride,
+    multiplier,
+    post_eps,
+    pre_eps,
+    SIZE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_POST: tl.constexpr,
+    HAS_PRE: tl.constexpr,
+    POST_ROUNDS_FIRST: tl.constexpr,
+    PRE_ROUNDS_FIRST: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    dtype: tl.constexpr = x.dtype.element_ty
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    inside = (rows < num_rows) & (columns < SIZE)
+    within = columns < SIZE
+    y = tl.load(x + rows * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_POST:
+        weight = tl.load(post_weight + columns, mask=within, other=0.0).to(tl.float32)
+        mean_square = tl.sum(y * y, 1)[:, None] / SIZE
+        y = normalised(y, mean_square, weight, post_eps, POST_ROUNDS_FIRST, dtype)
+    y = (y * multiplier).to(dtype).to(tl.float32)
+    if HAS_RESIDUAL:
+        at = residual + rows * residual_stride + columns
+        total = (tl.load(at, mask=inside, other=0.0).to(tl.float32) + y).to(dtype)
+        tl.store(at, total, mask=inside)
+        y = total.to(tl.float32)
+    if HAS_PRE:
+        weight = tl.load(pre_weight + columns, mask=within, other=0.0).to(tl.float32)
+        mean_square = tl.sum(y * y, 1)[:, None] / SIZE
+        y = normalised(y, mean_square, weight, pre_eps, PRE_ROUNDS_FIRST, dtype)
+        tl.store(out + rows * out_stride + columns, y.to(dtype), mask=inside)
+
+
+def add_norm_triton(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    post: RMSNorm | None,
+    pre: RMSNorm | None,
+    multiplier: float,
+    out: torch.Tensor | None,
+    shape: tuple[int, int] | None = None,
+) -> None:
+    """Launch one program for every few rows; `shape` is (rows of a program, warps), None chooses."""
+    num_rows, size = x.shape
+    if not num_rows:
+        return
+    rows, num_warps = shape or launch_shape(num_rows, size)
+    target = x if out is None else out
+    _add_norm_kernel[(triton.cdiv(num_rows, rows),)](
+        x,
+        x if residual is None else residual,
+        x if post is None else post.weight,
+        x if pre is None else pre.weight,
+        target,
+        num_rows,
+        x.stride(0),
+        x.stride(0) if residual is None else residual.stride(0),
+        target.stride(0),
+        multiplier,
+        0.0 if post is None else post.eps,
+        0.0 if pre is None else pre.eps,
+        SIZE=size,
+        HAS_RESIDUAL=residual is not None,
+        HAS_POST=post is not None,
+        HAS_PRE=pre is not None,
+        POST_ROUNDS_FIRST=post is not None and post.rounds_first,
+        PRE_ROUNDS_FIRST=pre is not None and pre.rounds_first,
+        ROWS=rows,
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=num_warps,
+    )
+
+
+def launch_shape(num_rows: int, size: int) -> tuple[int, int]:
+    """(rows, warps) of a program."""
+    return 1, max(1, min(16, size // 256))
+
+
+def add_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    post: RMSNorm | None,
+    pre: RMSNorm | None,
+    multiplier: float = 1.0,
+    out: torch.Tensor | None = None,
+) -> None:
+    """Add x to the residual and write its norm to out; shapes and rules as above."""
+    op = add_norm_triton if use_triton(x) and x.shape[1] <= MAX_SIZE else add_norm_torch
+    op(x, residual, post, pre, multiplier, out)
