@@ -1,32 +1,53 @@
 """Products of few rows with a weight: bound by reading the weight once.
 
-    linear(x, weight, bias, residual=r)           x . weight^T + bias + r
-    norm_linear(x, norm_weight, eps, weight, b)   norm(x) . weight^T + b
-    gate_up(x, norm_weight, eps, weight, name)    act(h . gate^T) * (h . up^T), h = norm(x), or x without a norm_weight
+    linear(x, weight, bias, residual=r)              h . weight^T + bias + r               with h = x
+    norm_linear(x, norm_weight, eps, weight, bias)   h . weight^T + bias                   with h = norm(x)
+    gate_up(x, norm_weight, eps, weight, name)       act(h . gate^T) * (h . up^T)          with h = norm(x), or x
+
     norm(x) = norm_weight * round(x / sqrt(mean(x^2) + eps)), where round() is to x's dtype
 
-x [n, k], weight [m, k] ([2 m, k] in gate_up: the rows of gate, then those of up), bias [m], residual [n, m],
-norm_weight [k], all of x's dtype; returns [n, m] in x's dtype, a new tensor. Sums are kept in fp32. Any n is served:
-above a few rows, on a CPU, and in other dtypes than bf16 and fp16 by torch.
+x [n, k], weight [m, k] (in gate_up [2 m, k]: the rows of gate, then those of up), bias [m], residual [n, m],
+norm_weight [k], all of x's dtype; returns [n, m], a new tensor of x's dtype. Products are summed in fp32 and rounded
+once. Any n is served: up to `MAX_ROWS` rows of bf16 or fp16 on a GPU by the kernel, everything else by torch.
+
+The kernel gives each program a few rows of weight, and each of its warps a part of their columns. The cut depends on
+the shape alone, so that results are the same in every run, and those of a row do not depend on its neighbours. A
+program asks for its first columns before it waits for the kernel before it: see `programmatic_launch`. So nothing
+that runs just before may still be writing the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
+
+from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
+from model_states.kernels.triton_import import tl, triton
+
+MAX_ROWS = 16
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
+    "silu": functional.silu,
+    "gelu_tanh": lambda gate: functional.gelu(gate, approximate="tanh"),
 }
 
 
-def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+@dataclass(frozen=True)
+class Norm:
+    """The weight [k] and epsilon of an RMS norm."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+def rms_norm_torch(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     """norm(x) of the formula above."""
     wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return norm.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)).to(x.dtype)
 
 
 def linear_torch(
@@ -34,32 +55,180 @@ def linear_torch(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
 ) -> torch.Tensor:
-    """The product, then what is added to it."""
+    """The formulas above; with an activation the weight holds gate and up."""
+    h = x if norm is None else rms_norm_torch(x, norm)
     if residual is not None and bias is None:
-        return torch.addmm(residual, x, weight.T)
-    out = F.linear(x, weight, bias)
+        return torch.addmm(residual, h, weight.T)
+    out = functional.linear(h, weight, bias)
+    if activation is not None:
+        gate, up = out.chunk(2, dim=-1)
+        return ACTIVATIONS[activation](gate) * up
     return out if residual is None else out + residual
 
 
-def norm_linear_torch(
+@dataclass(frozen=True)
+class LinearConfig:
+    """The cut: rows of weight a program, columns of them that are read at once, and warps that share those."""
+
+    block_m: int
+    block_k: int
+    num_warps: int
+
+
+def linear_config(n: int, m: int, k: int) -> LinearConfig:
+    """The cut for [n, k] by [m, k]."""
+    block_k = min(max(triton.next_power_of_2(k), 128), 4096)
+    return LinearConfig(8, block_k, 8 if block_k > 1024 else 4)
+
+
+@triton.jit
+def _activated(gate, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """Both are gate * sigmoid(z), since tanh(y) = 2 sigmoid(2 y) - 1."""
+    z = gate
+    if ACTIVATION == "gelu_tanh":
+        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-z))
+
+
+@triton.jit
+def _inverse_rms(x_at, is_token, cols, eps, K: tl.constexpr, BLOCK_K: tl.constexpr) -> tl.tensor:
+    """1 / sqrt(mean(x^2) + eps) of each row, [1, rows, 1]."""
+    squares = tl.sum(tl.zeros_like(is_token + cols[:, None, :]).to(tl.float32), 2)
+    for first in range(0, K, BLOCK_K):
+        inside = is_token & (first + cols < K)[:, None, :]
+        tile = tl.load(x_at + first, mask=inside, other=0.0).to(tl.float32)
+        squares += tl.sum(tile * tile, 2)
+    return tl.rsqrt(tl.sum(squares, 0) / K + eps)[None, :, None]
+
+
+@triton.jit(do_not_specialize=["n", "m", "eps"])
+def _linear_kernel(
+    out,
+    x,
+    weight,
+    bias,
+    residual,
+    norm_weight,
+    eps,
+    n,
+    m,
+    x_stride,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    if PDL:
+        gdc_launch_dependents()
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tokens = tl.arange(0, ROWS)
+    # Part s of the columns is warp s's: a product of few rows has nothing else to share out.
+    PART: tl.constexpr = BLOCK_K // SPLIT
+    cols = tl.arange(0, SPLIT)[:, None] * PART + tl.arange(0, PART)[None, :]
+    is_row, is_token = (rows < m)[None, :, None], (tokens < n)[None, :, None]
+    is_col = (cols < K)[:, None, :]
+    w_at = weight + rows.to(tl.int64)[None, :, None] * K + cols[:, None, :]
+    up_at = w_at + m.to(tl.int64) * K
+    w = tl.load(w_at, mask=is_row & is_col, other=0.0)
+    if ACTIVATION is not None:
+        up = tl.load(up_at, mask=is_row & is_col, other=0.0)
+    if HAS_NORM:
+        factor = tl.load(norm_weight + cols, mask=cols < K, other=0.0)
+    added = tl.zeros([ROWS, BLOCK_M], tl.float32)
+    if HAS_BIAS:
+        added += tl.load(bias + rows, mask=rows < m, other=0.0).to(tl.float32)[None, :]
+    if PDL:
+        gdc_wait()
+
+    out_at = tokens[:, None] * m + rows[None, :]
+    is_out = (tokens < n)[:, None] & (rows < m)[None, :]
+    if HAS_RESIDUAL:
+        added += tl.load(residual + out_at, mask=is_out, other=0.0).to(tl.float32)
+    x_at = x + tokens[None, :, None] * x_stride + cols[:, None, :]
+    if HAS_NORM:
+        scale = _inverse_rms(x_at, is_token, cols, eps, K, BLOCK_K)
+    acc = tl.zeros([SPLIT, ROWS, BLOCK_M], tl.float32)
+    up_acc = tl.zeros([SPLIT, ROWS, BLOCK_M], tl.float32)
+    for first in range(0, K, BLOCK_K):
+        tile = tl.load(x_at + first, mask=is_token & (first + cols < K)[:, None, :], other=0.0)
+        ahead = first + BLOCK_K
+        is_ahead = (ahead + cols < K)[:, None, :]
+        if HAS_NORM:
+            tile = (tile.to(tl.float32) * scale).to(tile.dtype) * factor[:, None, :]
+            factor = tl.load(norm_weight + ahead + cols, mask=ahead + cols < K, other=0.0)
+        next_w = tl.load(w_at + ahead, mask=is_row & is_ahead, other=0.0)
+        acc = tl.dot(tile, tl.permute(w, (0, 2, 1)), acc)
+        w = next_w
+        if ACTIVATION is not None:
+            next_up = tl.load(up_at + ahead, mask=is_row & is_ahead, other=0.0)
+            up_acc = tl.dot(tile, tl.permute(up, (0, 2, 1)), up_acc)
+            up = next_up
+    total = tl.sum(acc, 0)
+    if ACTIVATION is not None:
+        total = _activated(total, ACTIVATION) * tl.sum(up_acc, 0)
+    tl.store(out + out_at, (total + added).to(out.dtype.element_ty), mask=is_out)
+
+
+def linear_triton(
     x: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
+    config: LinearConfig | None = None,
 ) -> torch.Tensor:
-    """The norm, then the product."""
-    return linear_torch(rms_norm_torch(x, norm_weight, eps), weight, bias)
+    """Launch one program for every `block_m` rows of output."""
+    (n, k), m = x.shape, weight.shape[0] // (1 if activation is None else 2)
+    config = config or linear_config(n, m, k)
+    out = x.new_empty(n, m)
+    _linear_kernel[(triton.cdiv(m, config.block_m),)](
+        out,
+        x,
+        weight,
+        bias,
+        residual,
+        None if norm is None else norm.weight,
+        0.0 if norm is None else norm.eps,
+        n,
+        m,
+        x.stride(0),
+        K=k,
+        ROWS=triton.next_power_of_2(n),
+        BLOCK_M=config.block_m,
+        BLOCK_K=config.block_k,
+        SPLIT=config.num_warps,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        HAS_NORM=norm is not None,
+        ACTIVATION=activation,
+        num_warps=config.num_warps,
+        num_stages=1,
+        **programmatic_launch(x),
+    )
+    return out
 
 
-def gate_up_torch(
-    x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, weight: torch.Tensor, activation: str
+def _product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
 ) -> torch.Tensor:
-    """Both products as one, then the activation."""
-    normed = x if norm_weight is None else rms_norm_torch(x, norm_weight, eps)
-    gate, up = F.linear(normed, weight).chunk(2, dim=-1)
-    return ACTIVATIONS[activation](gate) * up
+    few_rows = 0 < x.shape[0] <= MAX_ROWS and x.dtype in (torch.bfloat16, torch.float16)
+    op = linear_triton if few_rows and use_triton(x) else linear_torch
+    return op(x, weight, bias, residual, norm, activation)
 
 
 def linear(
@@ -70,7 +239,7 @@ def linear(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return x . weight^T, plus bias and residual where given."""
-    return linear_torch(x, weight, bias, residual)
+    return _product(x, weight, bias, residual)
 
 
 def norm_linear(
@@ -81,11 +250,12 @@ def norm_linear(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return norm(x) . weight^T, plus bias where given."""
-    return norm_linear_torch(x, norm_weight, eps, weight, bias)
+    return _product(x, weight, bias, norm=Norm(norm_weight, eps))
 
 
 def gate_up(
     x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, weight: torch.Tensor, activation: str
 ) -> torch.Tensor:
     """Return act(gate) * up of x, normed first unless `norm_weight` is None; activation is a key of `ACTIVATIONS`."""
-    return gate_up_torch(x, norm_weight, eps, weight, activation)
+    norm = None if norm_weight is None else Norm(norm_weight, eps)
+    return _product(x, weight, norm=norm, activation=activation)
