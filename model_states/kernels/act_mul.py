@@ -30,17 +30,18 @@ def act_mul_torch(gate_up: torch.Tensor, act: str, out: torch.Tensor) -> None:
 
 
 @triton.jit
-def activated(x, ACT: tl.constexpr):
+def activated(x, ACT: tl.constexpr) -> tl.tensor:
     """act(x) of fp32 x."""
     if ACT == "silu":
-        return x * tl.sigmoid(x)
+        y = x * tl.sigmoid(x)
     elif ACT == "gelu":
-        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACT == "gelu_tanh":
         # 0.5 * (1 + tanh(y)) = sigmoid(2 y)
-        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     else:
-        return tl.maximum(x, 0.0)
+        y = tl.maximum(x, 0.0)
+    return y
 
 
 @triton.jit

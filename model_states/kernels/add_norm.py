@@ -64,7 +64,7 @@ def add_norm_torch(
 
 
 @triton.jit
-def normalised(x, mean_square, weight, eps, ROUNDS_FIRST: tl.constexpr, dtype: tl.constexpr):
+def normalised(x, mean_square, weight, eps, ROUNDS_FIRST: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
     """fp32 x over the root of mean_square + eps, times weight; rounded to dtype and handed back as fp32."""
     quotient = x * tl.rsqrt(mean_square + eps)
     if ROUNDS_FIRST:

@@ -122,7 +122,7 @@ def _write_heads(
     INTERLEAVED: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
-):
+) -> None:
     """Norm and rotate heads at source [BLOCK_H, 1], and write them to target [BLOCK_H, 1] where `valid`."""
     dtype: tl.constexpr = source.dtype.element_ty
     # Without a rotation the head is still taken as two halves.
