@@ -28,7 +28,8 @@ class RunnerConfig:
     num_draft_tokens: draft columns per request, K; anything but 0 is refused until drafts are verified.
     model_state: name of a plugin's model state; None selects the one that claims the architecture.
     attention_backend: "torch" or "triton"; None takes the fastest one that supports the model.
-    cuda_graphs: record decode steps; None is on where device and model state can, True is an error elsewhere.
+    cuda_graphs: record steps; None is on where device and model state can, True is an error elsewhere.
+    record_graphs_at_start: record the graphs of decode steps at load, not when a step of their size first comes.
     load_format: "auto" reads the checkpoint, "dummy" fills random weights (benchmarks).
     prompt_logprobs_bytes: most memory for the logits of prompt log-probabilities, which are computed in pieces of
         as many positions as fit. prompt_logprobs_result_bytes: most host memory for those of one prompt.
@@ -55,6 +56,7 @@ class RunnerConfig:
     model_state: str | None = None
     attention_backend: str | None = None
     cuda_graphs: bool | None = None
+    record_graphs_at_start: bool = False
     load_format: Literal["auto", "dummy"] = "auto"
     trust_remote_code: bool = False
     prompt_logprobs_bytes: int = 256 << 20
@@ -76,7 +78,7 @@ class RunnerConfig:
             "cpu_cache_bytes",
         ):
             self._require_int(name, 0)
-        for name in ("trust_remote_code", "async_scheduling", "poison"):
+        for name in ("trust_remote_code", "async_scheduling", "record_graphs_at_start", "poison"):
             self._require_choice(name, (False, True))
         for name in ("enable_prefix_caching", "cuda_graphs"):
             self._require_choice(name, (None, False, True))

@@ -154,6 +154,7 @@ class Engine:
             max_num_reqs=self.config.max_num_reqs,
             running=s.running,
             waiting=s.waiting,
+            step_ways=dict(self.runner.graphs.counts),
         )
 
     def _start_over(self) -> None:

@@ -1,80 +1,214 @@
-"""Recorded forwards: the forward of a decode step as one CUDA graph, replayed with every step's own lengths.
+"""Recorded steps: what a step launches as one CUDA graph, replayed with every step's own lengths.
 
-A PyTorch operation costs the host some 10 us to issue, and a model has hundreds; a replay costs a few microseconds
+A PyTorch operation costs the host some 10 us to issue, and a step has hundreds; a replay costs a few microseconds
 in all. Kernels take their lengths from device buffers whose addresses never change, so one graph serves every step
-that fits its number of rows; the rows left over are null rows.
+that fits its padded sizes: what is left over are null rows and tokens that map to no place in the cache.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+import time
 from bisect import bisect_left
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from core_runner.scheduling.output import SchedulerOutput
-from model_states import InputBatch, ModelState
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 
-class ForwardGraphs:
-    """One graph for each bucket of rows, recorded when a step first needs it.
+# Larger steps keep the device busy for longer than the host takes to launch them.
+MAX_RECORDED_TOKENS = 2048
+_LEAST_MIXED_ROWS = 16
+_LEAST_TOKENS_STEP = 16
 
-    Only steps in which every row has one token are replayed; others run eagerly. A model that cannot be recorded
-    is noticed at the first attempt, logged, and runs eagerly from then on.
+
+class StepShape(NamedTuple):
+    """Padded sizes of a step, and the most tokens that one of its rows may have."""
+
+    num_tokens: int
+    num_reqs: int
+    max_query_len: int
+
+
+@dataclass(slots=True)
+class RecordedGraph:
+    """One graph, and what it took. scope: "step" for all of a step, "forward" for the model's part alone.
+
+    variant: which launches its sampling makes. record_s: seconds of the recording. num_bytes: device memory that it
+    took. num_replays: steps that it served.
     """
 
-    def __init__(self, model_state: ModelState, max_num_reqs: int, enabled: bool) -> None:
-        """enabled: whether the device and the model state can record at all."""
-        self._model_state = model_state
+    scope: str
+    shape: StepShape
+    variant: str
+    record_s: float
+    num_bytes: int
+    replay: Callable[[], Any]
+    num_replays: int = 0
+
+
+class Recorder(Protocol):
+    """Makes graphs; tests bring one that works without a GPU."""
+
+    def record(self, body: Callable[[], _T]) -> Callable[[], _T]:
+        """Record the launches of `body` without running them; the result launches them again.
+
+        Raises RuntimeError where they cannot be recorded.
+        """
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody holds."""
+
+
+class CudaRecorder:
+    """Graphs that share one memory pool: one runs at a time, in stream order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = None
+
+    def record(self, body: Callable[[], _T]) -> Callable[[], _T]:
+        """See `Recorder.record`. The result of a replay is overwritten by the next replay of any graph."""
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        collects = gc.isenabled()
+        gc.disable()  # what a collection would free may not be freed during a recording
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    result = body()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+        current.wait_stream(self._stream)
+        self._pool = graph.pool()
+
+        def replay() -> _T:
+            graph.replay()
+            return result
+
+        return replay
+
+    def free_bytes(self) -> int:
+        """See `Recorder.free_bytes`."""
+        return torch.cuda.mem_get_info(self._device)[0]
+
+
+class StepGraphs:
+    """Chooses the padded shape of every step, and keeps a graph for each shape that recurs.
+
+    A step without prefill is recorded when its shape first comes; one with prefill, of which there are many shapes,
+    when its shape comes again. What cannot be recorded is noticed at the first attempt, logged, and runs eagerly
+    from then on. `counts` says how many steps went which way.
+    """
+
+    def __init__(self, max_num_reqs: int, max_num_tokens: int, recorder: Recorder | None) -> None:
+        """max_num_reqs, max_num_tokens: R and T. recorder: None runs everything eagerly."""
+        self._recorder = recorder
+        self._max_num_reqs = max_num_reqs
+        self._max_num_tokens = max_num_tokens
         small = [rows for rows in (1, 2, 4, 8, 16) if rows < max_num_reqs]
-        self.buckets = [*small, *range(32, max_num_reqs, 32), max_num_reqs] if enabled else []
-        self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool: Any = None  # the graphs share their memory: one runs at a time
+        self.decode_rows = [*small, *range(32, max_num_reqs, 32), max_num_reqs]
+        self._graphs: dict[tuple[str, StepShape, str], RecordedGraph] = {}
+        self._met: set[tuple[str, StepShape, str]] = set()
+        self.counts: Counter[str] = Counter()
 
     @property
-    def num_recorded(self) -> int:
-        """Graphs recorded so far."""
-        return len(self._recorded)
+    def enabled(self) -> bool:
+        """Whether anything is recorded at all."""
+        return self._recorder is not None
 
-    def bucket(self, step: SchedulerOutput) -> int | None:
-        """Rows to pad the step to, or None where it must run eagerly."""
-        if not self.buckets or step.num_reqs == 0 or int(step.num_scheduled_tokens.max()) > 1:
+    @property
+    def graphs(self) -> list[RecordedGraph]:
+        """What has been recorded so far, in that order."""
+        return list(self._graphs.values())
+
+    def shape(self, step: SchedulerOutput) -> StepShape | None:
+        """Sizes to pad the step to, or None where it must run eagerly."""
+        reason = self._eager_reason(step)
+        if reason is not None:
+            self.counts[f"eager: {reason}"] += 1
             return None
-        bucket: int = self.buckets[bisect_left(self.buckets, step.num_reqs)]
-        return bucket
+        if step.total_num_tokens == step.num_reqs:
+            return self.decode_shape(step.num_reqs)
+        num_tokens = _round_up(step.total_num_tokens)
+        num_rows = max(1 << (step.num_reqs - 1).bit_length(), _LEAST_MIXED_ROWS)
+        num_tokens = min(num_tokens, self._max_num_tokens)
+        return StepShape(num_tokens, min(num_rows, self._max_num_reqs), num_tokens)
 
-    def forward(
-        self, batch: InputBatch, inputs: Mapping[str, torch.Tensor], bucket: int | None
-    ) -> torch.Tensor:
-        """Hidden states of the batch; those of a replay are overwritten by the next one in stream order."""
-        recorded = self._recorded.get(bucket) if bucket is not None else None
+    def decode_shape(self, num_reqs: int) -> StepShape:
+        """Sizes of a step in which each of `num_reqs` rows has one token."""
+        num_rows = self.decode_rows[bisect_left(self.decode_rows, num_reqs)]
+        return StepShape(num_rows, num_rows, 1)
+
+    def run(self, scope: str, shape: StepShape, variant: str, body: Callable[[], _T]) -> _T:
+        """The result of `body`, which is replayed where it was recorded before.
+
+        Every call with the same scope, shape and variant must launch the same kernels on the same buffers.
+        """
+        key = (scope, shape, variant)
+        recorded = self._graphs.get(key)
         if recorded is not None:
-            graph, hidden_states = recorded
-            graph.replay()
-            return hidden_states
+            recorded.num_replays += 1
+            self.counts[f"{scope} graph"] += 1
+            result: _T = recorded.replay()
+            return result
+        self.counts[f"eager: no {scope} graph of this shape yet"] += 1
         # Once outside the recording: it compiles what is missing, and it is this step's result, so that
         # state which each run advances is advanced once.
-        hidden_states = self._model_state.forward(batch, **inputs)
-        if bucket is not None and self.buckets:
-            self._record(batch, inputs, bucket)
-        return hidden_states
+        result = body()
+        if self._recorder is not None and (shape.max_query_len == 1 or key in self._met):
+            self._record(self._recorder, key, body)
+        self._met.add(key)
+        return result
 
-    def _record(self, batch: InputBatch, inputs: Mapping[str, torch.Tensor], bucket: int) -> None:
-        graph = torch.cuda.CUDAGraph()
+    def report(self) -> str:
+        """Which graphs there are, what they took and how often they served, a line each; then the steps' ways."""
+        lines = [
+            f"{g.scope:8} {g.shape.num_tokens:6} tokens {g.shape.num_reqs:5} rows {g.variant or '-':9} "
+            f"{g.num_bytes / 2**20:7.1f} MiB {g.record_s * 1000:7.0f} ms {g.num_replays:8} replays"
+            for g in self.graphs
+        ]
+        return "\n".join([*lines, *(f"{count:8} steps {way}" for way, count in self.counts.most_common())])
+
+    def _eager_reason(self, step: SchedulerOutput) -> str | None:
+        if self._recorder is None:
+            return "no graphs"
+        if step.total_num_tokens > MAX_RECORDED_TOKENS:
+            return f"over {MAX_RECORDED_TOKENS} tokens"
+        return None
+
+    def _record(self, recorder: Recorder, key: tuple[str, StepShape, str], body: Callable[[], Any]) -> None:
+        started, free_bytes = time.perf_counter(), recorder.free_bytes()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
-                hidden_states = self._model_state.forward(batch, **inputs)
+            replay = recorder.record(body)
         except RuntimeError as error:
             logger.warning(
-                "%s cannot be recorded as a CUDA graph (%s); its steps run eagerly",
-                self._model_state.name,
+                "a %s cannot be recorded as a CUDA graph (%s); steps run eagerly",
+                key[0],
                 str(error).splitlines()[0],
             )
-            self.buckets = []
+            self._recorder = None
             return
-        self._pool = graph.pool()
-        self._recorded[bucket] = graph, hidden_states
+        seconds, num_bytes = time.perf_counter() - started, max(free_bytes - recorder.free_bytes(), 0)
+        self._graphs[key] = RecordedGraph(*key, seconds, num_bytes, replay)
+        logger.debug("recorded a %s graph of %s in %.0f ms", key[0], key[1], seconds * 1000)
+
+
+def _round_up(num_tokens: int) -> int:
+    """The next of eight sizes an octave: at most an eighth of a step is padding."""
+    step = max(1 << max((num_tokens - 1).bit_length() - 4, 0), _LEAST_TOKENS_STEP)
+    return -(-num_tokens // step) * step

@@ -73,6 +73,7 @@ class InputPreparer:
         self.max_num_reqs = request_states.max_num_reqs
         self._max_num_logits = request_states.num_draft_tokens + 1
         self._transfer = HostToDevice(device)
+        self._packed: IntArray = np.zeros(0, dtype=np.int32)  # what `buffers.packed` holds
         self.buffers = InputBuffers(
             self.max_num_tokens,
             self.max_num_reqs,
@@ -156,17 +157,31 @@ class InputPreparer:
 
         The step is a valid one (`validate`), and its staged writes have been applied.
         """
+        batch = self.begin(scheduler_output, num_tokens_padded, num_reqs_padded)
+        self.fill(batch)
+        return batch
+
+    def begin(
+        self,
+        scheduler_output: SchedulerOutput,
+        num_tokens_padded: int | None = None,
+        num_reqs_padded: int | None = None,
+    ) -> InputBatch:
+        """The first half of `prepare`: what the host knows is on its way, and `fill` makes the rest of it."""
         so = scheduler_output
         num_rows = max(so.num_reqs, 1) if num_reqs_padded is None else num_reqs_padded
         num_tokens = so.total_num_tokens if num_tokens_padded is None else num_tokens_padded
         assert max(so.num_reqs, 1) <= num_rows <= self.max_num_reqs
         assert so.total_num_tokens <= num_tokens <= self.max_num_tokens
-        batch = self._batch(so, num_tokens, num_rows, self._copy_packed(so))
-        self._fill(batch)
-        return batch
+        packed = self._pack(so)
+        # A steady decode step has the rows of the one before it: the device has them already.
+        if not np.array_equal(packed, self._packed):
+            self._transfer.copy(packed, self.buffers.packed)
+            self._packed = packed
+        return self._batch(so, num_tokens, num_rows, packed)
 
-    def _copy_packed(self, so: SchedulerOutput) -> IntArray:
-        """Send the rows of the step, padded to R, in one copy; returns the host's copy."""
+    def _pack(self, so: SchedulerOutput) -> IntArray:
+        """The rows of the step, padded to R, as `InputBuffers.packed` holds them."""
         num_reqs, max_num_reqs = so.num_reqs, self.max_num_reqs
         ends = so.num_computed_tokens + so.num_scheduled_tokens
         samples = ends >= self._states.prefill_len_np[so.slots]
@@ -176,13 +191,13 @@ class InputPreparer:
         query_start_loc, cu_num_logits = packed[max_num_reqs:].reshape(2, max_num_reqs + 1)
         _prefix_sum(so.num_scheduled_tokens, query_start_loc)
         _prefix_sum(np.where(samples, _num_draft_tokens(so) + 1, 0), cu_num_logits)
-        self._transfer.copy(packed, self.buffers.packed)
         return packed
 
     def _batch(self, so: SchedulerOutput, num_tokens: int, num_rows: int, packed: IntArray) -> InputBatch:
         buffers, num_reqs = self.buffers, so.num_reqs
         query_start_loc_np, cu_num_logits_np = packed[self.max_num_reqs :].reshape(2, -1)[:, : num_reqs + 1]
-        num_logits = int(cu_num_logits_np[-1])
+        # Padding rows have no logits, so as many rows of logits as rows are enough for any step of this size.
+        num_logits = num_rows * self._max_num_logits
         seq_lens = so.num_computed_tokens + so.num_scheduled_tokens
         return InputBatch(
             num_reqs=num_reqs,
@@ -207,8 +222,8 @@ class InputPreparer:
             max_seq_len=int(seq_lens.max(initial=0)),
         )
 
-    def _fill(self, batch: InputBatch) -> None:
-        """Run the preparation kernels over the batch's buffers."""
+    def fill(self, batch: InputBatch) -> None:
+        """Run the preparation kernels over the batch's buffers. A graph may hold them."""
         states, buffers = self._states, self.buffers
         rows, starts, computed = batch.idx_mapping, batch.query_start_loc, states.num_computed_tokens
         compute_positions(rows, starts, computed, batch.positions, batch.seq_lens)

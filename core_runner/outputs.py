@@ -70,7 +70,11 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the engine was built, and what is free now. elapsed_s: seconds spent in steps."""
+    """Counters since the engine was built, and what is free now. elapsed_s: seconds spent in steps.
+
+    step_ways: how many steps were replays of a graph ("step graph", "forward graph"), and how many ran eagerly, by
+    reason.
+    """
 
     steps: int
     prompt_tokens: int
@@ -84,3 +88,4 @@ class EngineStats:
     max_num_reqs: int
     running: int
     waiting: int
+    step_ways: dict[str, int]

@@ -89,6 +89,11 @@ class PromptScorer:
         # Pieces then start at multiples of 16 bytes; Triton would compile its kernel anew for others.
         self._max_rows = max_rows - max_rows % 4 if max_rows > 4 else max_rows
 
+    @property
+    def has_wishes(self) -> bool:
+        """Whether any slot has tokens left to be scored."""
+        return bool(self._wishes)
+
     def validate(self, new_requests: Sequence[NewRequest]) -> None:
         """Raise `SchedulerOutputError` for an admission that skips a position which must be scored."""
         for new in new_requests:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +12,10 @@ from core_runner.async_output import AsyncOutput
 from core_runner.block_tables import BlockTables
 from core_runner.config import RunnerConfig
 from core_runner.errors import SchedulerOutputError
-from core_runner.graphs import ForwardGraphs
+from core_runner.graphs import CudaRecorder, StepGraphs, StepShape
 from core_runner.input_batch import InputPreparer
 from core_runner.loader import Progress, choose_num_blocks, load_model_state, use_graphs
-from core_runner.prompt_logprobs import PromptScorer
+from core_runner.prompt_logprobs import PromptScorer, ScoredTokens
 from core_runner.request_states import RequestStates
 from core_runner.sampling.logit_options import LogitOptions
 from core_runner.sampling.sampler import DefaultSampler
@@ -28,8 +29,18 @@ from core_runner.scheduling.output import (
     SchedulerOutput,
 )
 from core_runner.structured.step_masks import StepMasks
-from model_states import Caches, Component, InputBatch, PluginManager, bind
+from model_states import Caches, Component, InputBatch, PluginManager, SamplerOutput, bind
+from model_states.interface import may_record_step
 from model_states.loading import load_generation_config
+
+
+class _Pending(NamedTuple):
+    """A step between `execute_model` and `sample_tokens`. sampled: what it has sampled, if its graph did that too."""
+
+    batch: InputBatch
+    hidden_states: torch.Tensor
+    sampled: SamplerOutput | None
+    bitmask: GrammarBitmask | None
 
 
 class ModelRunner:
@@ -52,7 +63,8 @@ class ModelRunner:
         self.model_state = load_model_state(config, plugins or PluginManager(), progress)
         model = self.model_state.config
         self.device, self.max_model_len = model.device, model.max_model_len
-        self.hooks = bind([self.model_state, *self.model_state.components, *extensions])
+        implementations = [self.model_state, *self.model_state.components, *extensions]
+        self.hooks = bind(implementations)
         self.cache_groups = self.hooks.cache_groups()
         self.request_states = RequestStates(
             config.max_num_reqs,
@@ -72,14 +84,17 @@ class ModelRunner:
             self.request_states, self.block_tables, config.max_num_batched_tokens, self.device
         )
         self._build_sampling()
-        self.graphs = ForwardGraphs(
-            self.model_state, config.max_num_reqs, use_graphs(config, self.model_state)
-        )
+        recorder = CudaRecorder(self.device) if use_graphs(config, self.model_state) else None
+        self.graphs = StepGraphs(config.max_num_reqs, config.max_num_batched_tokens, recorder)
+        self._records_hooks = all(map(may_record_step, implementations))
         self._copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._num_rejected = torch.zeros(config.max_num_reqs, dtype=torch.int32, device=self.device)
-        self._pending: tuple[InputBatch, torch.Tensor, GrammarBitmask | None] | None = None
+        self._pending: _Pending | None = None
+        self._last_output: AsyncOutput | None = None
         self.num_blocks, self.caches = self._build_caches()
         self.block_tables.num_blocks = [self.num_blocks] * len(self.cache_groups)
+        if config.record_graphs_at_start and self.graphs.enabled:
+            self._record_decode_graphs(progress)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
@@ -96,36 +111,29 @@ class ModelRunner:
         self._apply_changes(scheduler_output)
         if not scheduler_output.num_reqs:
             return
-        bucket = self.graphs.bucket(scheduler_output)
-        batch = self.inputs.prepare(scheduler_output, num_tokens_padded=bucket, num_reqs_padded=bucket)
-        self._pending = batch, self._forward(batch, bucket), scheduler_output.grammar_bitmask
+        shape = self.graphs.shape(scheduler_output)
+        self._pending = self._launch(
+            self._begin(scheduler_output, shape), shape, scheduler_output.grammar_bitmask
+        )
 
     @torch.inference_mode()
     def sample_tokens(self) -> AsyncOutput | None:
         """Sample the step's finished rows and update their state on the device; None for a step without rows."""
         if self._pending is None:
             return None
-        (batch, hidden_states, bitmask), self._pending = self._pending, None
-        # First, so that the memory of its pieces is free again when the sampler wants some.
-        scored = self.prompt_scorer.score(batch, hidden_states)
-        logits = self.model_state.compute_logits(hidden_states[batch.logits_indices])
-        # Only now: the device has the forward to do while the host fills the masks.
-        if bitmask is not None:
-            batch.grammar_mask = self.step_masks.to_device(bitmask, batch)
-        sampled = self.sampler.sample(logits, batch)
-        num_sampled, num_rejected = batch.cu_num_logits.diff(), self._num_rejected[: len(batch.idx_mapping)]
-        output = AsyncOutput(
-            batch,
-            sampled,
-            num_sampled,
-            num_rejected,
-            self.config.num_draft_tokens + 1,
-            self._copy_stream,
-            scored,
-        )
-        self.inputs.post_update(batch, sampled.token_ids, num_sampled, num_rejected)
-        self.hooks.postprocess_state(batch, num_sampled, num_rejected)
-        return output
+        (batch, hidden_states, sampled, bitmask), self._pending = self._pending, None
+        scored = None
+        if sampled is None:
+            # First, so that the memory of its pieces is free again when the sampler wants some.
+            scored = self.prompt_scorer.score(batch, hidden_states)
+            # Only now: the device has the forward to do while the host fills the masks.
+            if bitmask is not None:
+                batch.grammar_mask = self.step_masks.to_device(bitmask, batch)
+            sampled = self._sample(batch, hidden_states, batch.num_logits)
+            output = self._start_copy(batch, sampled, scored)
+            self._post_update(batch, sampled)
+            return output
+        return self._start_copy(batch, sampled, None)
 
     def reset(self) -> None:
         """Forget every request, also a step that was begun: for an engine whose step was interrupted."""
@@ -135,16 +143,86 @@ class ModelRunner:
             SchedulerOutput.empty(len(self.cache_groups), [RemovedRequest(slot, "aborted") for slot in held])
         )
 
-    def _forward(self, batch: InputBatch, bucket: int | None) -> torch.Tensor:
+    def _begin(self, step: SchedulerOutput, shape: StepShape | None) -> InputBatch:
+        """The step's batch, its host part on the way to the device and nothing launched."""
+        if self._last_output is not None and self._last_output.copied is not None:
+            # What the last step sampled is overwritten only when it has been copied, which it has long been.
+            torch.cuda.current_stream(self.device).wait_event(self._last_output.copied)
+        if shape is None:
+            return self.inputs.begin(step)
+        batch = self.inputs.begin(step, shape.num_tokens, shape.num_reqs)
+        # A graph's launches are sized once, for any lengths.
+        batch.max_query_len, batch.max_seq_len = shape.max_query_len, self.max_model_len
+        return batch
+
+    def _launch(self, batch: InputBatch, shape: StepShape | None, bitmask: GrammarBitmask | None) -> _Pending:
+        self.hooks.run_encoder(batch)
+        variant = None if shape is None else self._graph_variant(batch, bitmask)
+        return _Pending(batch, *self._run(batch, shape, variant), bitmask)
+
+    def _run(
+        self, batch: InputBatch, shape: StepShape | None, variant: str | None
+    ) -> tuple[torch.Tensor, SamplerOutput | None]:
+        """As much of the step as one graph can hold: all of it, or the forward alone."""
+        if shape is None or variant is None:
+            return self._forward(batch, shape), None
+        batch.sampling_variant = variant
+        return self.graphs.run("step", shape, variant, lambda: self._whole_step(batch))
+
+    def _graph_variant(self, batch: InputBatch, bitmask: GrammarBitmask | None) -> str | None:
+        """Which launches the step's sampling makes; None where it must follow the forward eagerly."""
+        common = bitmask is None and batch.num_logits > 0 and not self.prompt_scorer.has_wishes
+        return self._sampling_variant(batch) if common and self._records_hooks else None
+
+    def _whole_step(self, batch: InputBatch) -> tuple[torch.Tensor, SamplerOutput]:
+        """Everything between two steps' host work; launches that depend on the batch's sizes alone."""
+        hidden_states = self._forward(batch, None)
+        sampled = self._sample(batch, hidden_states, len(batch.logits_indices))
+        self._post_update(batch, sampled)
+        return hidden_states, sampled
+
+    def _forward(self, batch: InputBatch, shape: StepShape | None) -> torch.Tensor:
+        """Hidden states of the step, the model's part as a graph where a shape is given."""
         hooks = self.hooks
-        if bucket is not None:
-            batch.max_seq_len = self.max_model_len  # a graph's launches are sized once, for any length
+        self.inputs.fill(batch)
         hooks.preprocess_state(batch)
-        hooks.run_encoder(batch)
         hooks.prepare_attn(batch)
-        hidden_states = self.graphs.forward(batch, hooks.prepare_inputs(batch), bucket)
+        inputs = hooks.prepare_inputs(batch)
+        if shape is None:
+            hidden_states = self.model_state.forward(batch, **inputs)
+        else:
+            hidden_states = self.graphs.run(
+                "forward", shape, "", lambda: self.model_state.forward(batch, **inputs)
+            )
         hooks.after_forward(batch, hidden_states)
         return hidden_states
+
+    def _sample(self, batch: InputBatch, hidden_states: torch.Tensor, num_logits: int) -> SamplerOutput:
+        logits = self.model_state.compute_logits(hidden_states[batch.logits_indices[:num_logits]])
+        return self.sampler.sample(logits, batch)
+
+    def _post_update(self, batch: InputBatch, sampled: SamplerOutput) -> None:
+        num_sampled, num_rejected = batch.cu_num_logits.diff(), self._num_rejected[: len(batch.idx_mapping)]
+        self.inputs.post_update(batch, sampled.token_ids, num_sampled, num_rejected)
+        self.hooks.postprocess_state(batch, num_sampled, num_rejected)
+
+    def _start_copy(
+        self, batch: InputBatch, sampled: SamplerOutput, scored: ScoredTokens | None
+    ) -> AsyncOutput:
+        max_sampled = self.config.num_draft_tokens + 1
+        self._last_output = AsyncOutput(batch, sampled, max_sampled, self._copy_stream, scored)
+        return self._last_output
+
+    @torch.inference_mode()
+    def _record_decode_graphs(self, progress: Progress | None) -> None:
+        """Run decode steps of padding alone, which change nothing; the largest first: its memory serves the others."""
+        sizes = self.graphs.decode_rows[::-1]
+        for done, num_rows in enumerate(sizes, start=1):
+            shape = self.graphs.decode_shape(num_rows)
+            batch = self._begin(SchedulerOutput.empty(len(self.cache_groups)), shape)
+            self._run(batch, shape, self._sampling_variant(batch) if self._records_hooks else None)
+            if progress is not None:
+                progress("graphs", done, len(sizes))
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
         """Removals, then admissions, then block tables; each staged on the host and written by one kernel."""
@@ -195,6 +273,9 @@ class ModelRunner:
         )
         self.sampler = self.hooks.custom_sampler(
             DefaultSampler(self.sampler_states, vocab_size, self.processors)
+        )
+        self._sampling_variant: Callable[[InputBatch], str | None] = getattr(
+            self.sampler, "graph_variant", lambda batch: None
         )
         self.prompt_scorer = PromptScorer(
             self.model_state, config.prompt_logprobs_bytes, config.max_num_batched_tokens

@@ -67,16 +67,17 @@ class InputBatch:
     positions: torch.Tensor  # int64 [num_tokens_padded]
     block_tables: tuple[torch.Tensor, ...]  # per cache group, int32 [num_reqs_padded, max_blocks]
     slot_mappings: tuple[torch.Tensor, ...]  # per cache group, int64 [num_tokens_padded]
-    logits_indices: torch.Tensor  # token of each logits row, int64 [num_logits]
-    expanded_idx_mapping: torch.Tensor  # logits row -> slot, int32 [num_logits]
-    expanded_local_pos: torch.Tensor  # logits row -> 0 for the row's first logits, int32 [num_logits]
+    logits_indices: torch.Tensor  # token of each logits row, int64 [num_logits_padded]; padding is token 0
+    expanded_idx_mapping: torch.Tensor  # logits row -> slot, int32 [num_logits_padded]
+    expanded_local_pos: torch.Tensor  # logits row -> 0 for the row's first logits, int32 [num_logits_padded]
     cu_num_logits: torch.Tensor  # int32 [num_reqs_padded + 1]
     cu_num_logits_np: IntArray  # [num_reqs + 1]
     max_query_len: int
     max_seq_len: int
-    grammar_mask: GrammarMask | None = (
-        None  # set for the sampler, after the forward; None: no row is constrained
-    )
+    # Set for the sampler: its own name for the launches of this batch where a graph may hold them, and the masks of
+    # constrained rows, which come after the forward.
+    sampling_variant: str | None = None
+    grammar_mask: GrammarMask | None = None
 
     @property
     def num_logits(self) -> int:

@@ -133,11 +133,27 @@ class HotHooks:
         """
 
     @hookspec
+    def run_encoder(self, batch: InputBatch) -> None:
+        """Run the encoder of requests that need it in this step.
+
+        Called every step, also one that is replayed, first of the hooks that take the batch; never during capture
+        (an encoder has graphs of its own, if any).
+
+        :param batch: this step; rows whose `num_computed_tokens_np` is 0 are at their first token. Its ids,
+            positions, lengths and tables are not on the device yet: what the host knows (`_np`) and the slots are.
+        :returns: nothing; results go to the implementation's own buffers or caches.
+
+        Must return at once when no row needs it, and must not wait for the device.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
     def preprocess_state(self, batch: InputBatch) -> None:
         """Prepare state for the tokens of this step.
 
-        Called every step, first of the hooks that take the batch, and during capture with a dummy batch of
-        padding.
+        Called every step after `run_encoder`, and during capture. A step that is replayed from a graph of all of it
+        launches what was recorded and calls nothing (see `Component.records_step`); so too for the hooks below.
 
         :param batch: this step in batch rows; tensors as `InputBatch` describes them.
         :returns: nothing.
@@ -152,7 +168,7 @@ class HotHooks:
     def prepare_attn(self, batch: InputBatch) -> None:
         """Build attention metadata for the layers of this implementation.
 
-        Called every step after `run_encoder` and before `prepare_inputs`, when memory is measured, and during
+        Called every step after `preprocess_state` and before `prepare_inputs`, when memory is measured, and during
         capture.
 
         :param batch: this step; `block_tables` and `slot_mappings` hold one entry per cache group.
@@ -193,21 +209,6 @@ class HotHooks:
             buffers, since a graph holds their addresses. None adds nothing.
 
         Must not change the state of any slot.
-
-        .. versionadded:: 0.1
-        """
-
-    @hookspec
-    def run_encoder(self, batch: InputBatch) -> None:
-        """Run the encoder of requests that need it in this step.
-
-        Called every step after `preprocess_state` and before `prepare_attn`; never during capture (an
-        encoder has graphs of its own, if any).
-
-        :param batch: this step; rows whose `num_computed_tokens_np` is 0 are at their first token.
-        :returns: nothing; results go to the implementation's own buffers or caches.
-
-        Must return at once when no row needs it, and must not wait for the device.
 
         .. versionadded:: 0.1
         """

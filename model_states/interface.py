@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from model_states.hook_checks import check_hooks
+from model_states.hook_checks import check_hooks, implemented_hooks
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,11 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "graphs": "a step may be recorded as a CUDA graph and replayed",
 }
 
+# Hooks that are called between the preparation of a step's inputs and its end.
+STEP_HOOKS: Final = frozenset(
+    {"preprocess_state", "prepare_attn", "prepare_inputs", "after_forward", "postprocess_state"}
+)
+
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -31,7 +36,13 @@ class Component:
 
     Mark every hook with `hookimpl`. A class with a misspelt, unmarked or ill-shaped hook raises
     `PluginHookError` when it is created, since pluggy would drop such a method without a word.
+
+    records_step: the hooks that a whole step's graph holds (`STEP_HOOKS`) may be recorded. A replay launches what
+    they launched, and does not call them. While one object implements such a hook and does not say so, graphs hold
+    the model's forward alone and the hooks are called in every step.
     """
+
+    records_step: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check the hooks of a new class."""
@@ -114,3 +125,8 @@ def _config_levels(config: CheckpointConfig) -> list[Any]:
     """Places where a length may be written: a multimodal config keeps it one level down."""
     raw = config.raw_config
     return [config.hf_config, getattr(config.hf_config, "text_config", None), raw, raw.get("text_config")]
+
+
+def may_record_step(implementation: Component) -> bool:
+    """Whether a graph of a whole step may hold the hooks of `implementation`."""
+    return implementation.records_step or STEP_HOOKS.isdisjoint(implemented_hooks(type(implementation)))

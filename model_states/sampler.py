@@ -28,6 +28,11 @@ class SamplerOutput:
 class Sampler(Protocol):
     """Turns logits into ids. A replacement keeps to three rules: no host synchronisation, no dependence of one
     row's result on another row, and the same ids for the same (logits, slot parameters, position).
+
+    One that can be a part of a CUDA graph also has `graph_variant(batch) -> str | None`: a name for the launches
+    that `sample` makes for this batch, if they are the same for every batch of that name and number of rows and read
+    what differs from device buffers; None where they are not. The name comes back as `batch.sampling_variant`, and
+    then decides alone. Without it, sampling follows the graph eagerly.
     """
 
     def sample(self, logits: torch.Tensor, batch: InputBatch) -> SamplerOutput:

@@ -52,8 +52,13 @@ class Clock:
             "cache use": f"{self._peak_blocks} of {stats.num_blocks} blocks at most",
             "preemptions": str(stats.preemptions),
             "steps": f"{stats.steps} in {elapsed_s:.2f} s",
+            "graphs": f"{_replays(stats.step_ways)} steps replayed",
         }
         click.echo("\n".join(f"{name + ':':<13}{text}" for name, text in lines.items()), err=True)
+
+
+def _replays(step_ways: dict[str, int]) -> int:
+    return sum(count for way, count in step_ways.items() if way.endswith("graph"))
 
 
 def _rate(tokens: int, seconds: float) -> str:

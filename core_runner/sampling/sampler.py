@@ -49,23 +49,33 @@ class DefaultSampler:
             token_ids=logits.new_empty(num_logits, dtype=torch.int64),
             failed=logits.new_empty(num_logits, dtype=torch.bool),
         )
+        rows = self.states.rows(batch, num_logits)
+        if batch.sampling_variant is not None:
+            self._choose(logits, rows, batch.sampling_variant == "filtered", output)
+            return output
         options, adjusted = self._options(batch, num_logits), logits
         if num_logits:
-            rows = self.states.rows(batch, num_logits)
             if options is not None:
                 adjusted = self._adjust(logits, batch, options)
             if batch.grammar_mask is not None:
                 adjusted = self._mask(logits, adjusted, batch.grammar_mask)
             if self.processors is not None:
                 adjusted = self.processors.apply(logits, adjusted, batch)
-            thresholds = self._thresholds(adjusted, rows, batch)
-            gumbel_argmax(
-                adjusted, self.vocab_size, rows, TARGET, thresholds, output.token_ids, output.failed
-            )
+            filters = bool(self.states.filters_np[batch.idx_mapping_np].any())
+            thresholds = self._choose(adjusted, rows, filters, output)
             if options is not None and options.any_processed:
                 processed_logits(options, rows.temperature, thresholds, adjusted)
         self._add_logprobs(logits, adjusted, batch, options, output)
         return output
+
+    def graph_variant(self, batch: InputBatch) -> str | None:
+        """Which launches `sample` makes, where they depend on the number of rows alone; None for rarer options."""
+        slots = batch.idx_mapping_np
+        if self.states.num_logprobs_np[slots].max(initial=-1) >= 0 or self._options(batch, 0) is not None:
+            return None
+        if self.processors is not None and self.processors.are_wanted(slots):
+            return None
+        return "filtered" if self.states.filters_np[slots].any() else "plain"
 
     def _options(self, batch: InputBatch, num_logits: int) -> OptionRows | None:
         held = self.states.logit_options
@@ -93,11 +103,15 @@ class DefaultSampler:
         grammar_mask(adjusted, self.vocab_size, mask.rows, mask.words)
         return adjusted
 
-    def _thresholds(self, logits: torch.Tensor, rows: SamplingRows, batch: InputBatch) -> torch.Tensor | None:
-        if not self.states.filters_np[batch.idx_mapping_np].any():
-            return None
-        thresholds = logits.new_empty(logits.shape[0], dtype=torch.float32)
-        top_k_top_p(logits, self.vocab_size, rows, thresholds)
+    def _choose(
+        self, logits: torch.Tensor, rows: SamplingRows, filters: bool, output: SamplerOutput
+    ) -> torch.Tensor | None:
+        """Write the ids of all rows; returns the least logit that a row may choose, None if nothing filters."""
+        thresholds = None
+        if filters:
+            thresholds = logits.new_empty(logits.shape[0], dtype=torch.float32)
+            top_k_top_p(logits, self.vocab_size, rows, thresholds)
+        gumbel_argmax(logits, self.vocab_size, rows, TARGET, thresholds, output.token_ids, output.failed)
         return thresholds
 
     def _add_logprobs(

@@ -83,6 +83,10 @@ class SlotProcessors:
                     processor.apply_staged_writes()
             self._changed.clear()
 
+    def are_wanted(self, slots: npt.NDArray[np.int32]) -> bool:
+        """Whether any of `slots` asks for a processor."""
+        return bool(self._asks_np[:, slots].any())
+
     def apply(self, logits: torch.Tensor, working: torch.Tensor, batch: InputBatch) -> torch.Tensor:
         """Run the processors that rows of the step ask for; returns the changed logits.
 

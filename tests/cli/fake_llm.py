@@ -93,7 +93,9 @@ class FakeLLM:
         self.steps += 1
 
     def stats(self):
-        return EngineStats(self.steps, 11, 13, 3, 2, 0.5, 90, 100, 2, 2, 0, 0)
+        return EngineStats(
+            self.steps, 11, 13, 3, 2, 0.5, 90, 100, 2, 2, 0, 0, {"step graph": 4, "eager: no graphs": 1}
+        )
 
     def close(self):
         self.closed = True

@@ -148,7 +148,9 @@ def test_stats_go_to_stderr(run):
         "cache use",
         "preemptions",
         "steps",
+        "graphs",
     }
+    assert report["graphs"].strip() == "4 steps replayed"
     assert report["preemptions"].strip() == "2"
     assert report["cache use"].strip() == "10 of 100 blocks at most"
     assert "tokens/s" in report["generated"]

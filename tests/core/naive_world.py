@@ -213,9 +213,12 @@ class World:
         for group, mapping in enumerate(batch.slot_mappings):
             assert mapping.tolist() == mappings[group] + [-1] * pad_tokens
             assert not batch.block_tables[group][step.num_reqs :].any()
-        assert batch.expanded_idx_mapping.tolist() == slots_of_logits
-        assert batch.expanded_local_pos.tolist() == local
-        assert batch.logits_indices.tolist() == indices
+        pad_logits = len(batch.logits_indices) - len(indices)
+        assert pad_logits >= 0
+        assert batch.num_logits == len(indices)
+        assert batch.expanded_idx_mapping.tolist() == slots_of_logits + [R] * pad_logits
+        assert batch.expanded_local_pos.tolist() == local + [0] * pad_logits
+        assert batch.logits_indices.tolist() == indices + [0] * pad_logits
         assert batch.cu_num_logits.tolist()[step.num_reqs :] == [len(indices)] * (pad_rows + 1)
         assert batch.max_seq_len >= max(seq_lens, default=0)
         assert (batch.num_tokens, batch.num_logits) == (first, len(indices))

@@ -14,8 +14,8 @@ from model_states import Component, InputBatch, SamplerOutput, hookimpl
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 STEP = [
     "apply_staged_writes",
-    "preprocess_state",
     "run_encoder",
+    "preprocess_state",
     "prepare_attn",
     "prepare_inputs",
     "after_forward",

@@ -12,6 +12,7 @@ import pytest
 from support.drained import Drained
 from support.phases import at_phases, pushing_out
 from support.reference import assert_exact
+from support.replays import replayed_steps
 
 from core_runner import LLM, SamplingParams
 from core_runner.request import Request
@@ -21,17 +22,23 @@ if TYPE_CHECKING:
 
     from core_runner import CompletionOutput, RequestOutput
 
-FEATURES = ("chunked", "prefix", "preemption", "mixed", "async", "logprobs", "seeded", "abort")
+FEATURES = ("chunked", "prefix", "preemption", "mixed", "async", "logprobs", "seeded", "abort", "graphs")
 MAX_TOKENS = 8
 _draw = random.Random(5)
 SUBJECT, *NEIGHBOURS, VICTIM = [
     [_draw.randrange(3, 211) for _ in range(length)] for length in (19, 1, 30, 8, 21)
 ]
-PLAIN = {"max_num_batched_tokens": 64, "enable_prefix_caching": False, "async_scheduling": False}
+PLAIN = {
+    "max_num_batched_tokens": 64,
+    "enable_prefix_caching": False,
+    "async_scheduling": False,
+    "cuda_graphs": False,
+}
 OPTIONS = {
     "chunked": {"max_num_batched_tokens": 7},
     "prefix": {"enable_prefix_caching": True},
     "async": {"async_scheduling": True},
+    "graphs": {"cuda_graphs": None},
 }
 
 
@@ -59,9 +66,10 @@ class Matrix:
         options = dict(PLAIN)
         for feature in features:
             options |= OPTIONS[feature]
-        return self.drained(
-            self.model.directory, device="cpu", block_size=4, max_num_reqs=6, max_model_len=64, **options
-        )
+        with replayed_steps():
+            return self.drained(
+                self.model.directory, device="cpu", block_size=4, max_num_reqs=6, max_model_len=64, **options
+            )
 
     def _alone(self, prompt: tuple[int, ...], params: SamplingParams) -> CompletionOutput:
         return self.engine().generate(list(prompt), params)[0].outputs[0]
@@ -79,6 +87,7 @@ class Matrix:
                 stack.enter_context(at_phases(llm.engine, self._abort_later(llm)))
             outputs = llm.generate(prompts, params)
         assert pushed_out
+        assert (llm.engine.runner.graphs.counts["step graph"] > 0) == ("graphs" in pair)
         assert (outputs[0].num_cached_tokens > 0) == ("prefix" in pair)
         return outputs
 

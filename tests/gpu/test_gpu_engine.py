@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.reference import assert_exact, greedy_reference
 from support.tiny_models import TINY, save_tiny
 
 from core_runner import SamplingParams
+from core_runner.request import Request
 
 pytestmark = pytest.mark.gpu
 MAX_TOKENS = 16
@@ -83,13 +85,22 @@ def test_steps_never_synchronise(tmp_path: Path, drained: Drained) -> None:
 
         return call
 
-    llm.generate(_prompts(12), mixed * 3)  # compiles every kernel: loading a module synchronises
+    # Rare options keep the sampler out of the graph: first half without, second half with them.
+    params = [mixed[0], *mixed[2:], mixed[0]] * 10 + mixed * 10
+    # Loading a kernel synchronises, and so does recording a graph: every shape is met before.
+    for _ in range(3):
+        llm.generate(_prompts(80), params)
+    first = llm.stats()
     runner.execute_model, runner.sample_tokens = strict(execute), strict(sample)
     try:
-        outputs = llm.generate(_prompts(12), mixed * 3)
+        outputs = llm.generate(_prompts(80), params)
     finally:
         runner.execute_model, runner.sample_tokens = execute, sample
     assert all(len(output.outputs[0].token_ids) == 24 for output in outputs)
+    last = llm.stats()
+    assert last.steps - first.steps >= 200
+    assert last.step_ways["step graph"] - first.step_ways["step graph"] > 20
+    assert last.step_ways["forward graph"] - first.step_ways["forward graph"] > 20
 
 
 def test_async_equals_sync(tmp_path: Path, drained: Drained) -> None:
@@ -124,5 +135,54 @@ def test_graphs_equal_eager_with_padding_and_stale_buffers(
         outputs = [llm.generate(_prompts(count), params) for count in (8, 3, 5, 6, 7, 1)]
         results.append([output.outputs[0].token_ids for batch in outputs for output in batch])
         # The experts of the last model copy from the host, which no graph can hold: it must run eagerly instead.
-        assert (llm.engine.runner.graphs.num_recorded > 0) == (cuda_graphs and name != "gpt_oss")
+        assert bool(llm.engine.runner.graphs.graphs) == (cuda_graphs and name != "gpt_oss")
     assert results[0] == results[1]
+
+
+def test_replays_equal_eager_steps_also_with_prefill_in_them(tmp_path: Path, drained: Drained) -> None:
+    save_tiny("qwen3", tmp_path)
+    params = [
+        SamplingParams(temperature=0.9, seed=3, max_tokens=9, ignore_eos=True),
+        SamplingParams(temperature=0.9, top_k=5, top_p=0.8, seed=4, max_tokens=17, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True),
+        SamplingParams(temperature=0.7, min_p=0.2, seed=5, max_tokens=5, ignore_eos=True),
+    ]
+    results = []
+    for cuda_graphs in (True, False):
+        options = {"dtype": "float32", "max_num_reqs": 8, "max_model_len": 128, "max_num_batched_tokens": 64}
+        llm = drained(str(tmp_path), device="cuda", cuda_graphs=cuda_graphs, **options)
+        outputs = [llm.generate(_prompts(count), params * (count // 4)) for count in (40, 8, 40)]
+        results.append([output.outputs[0].token_ids for batch in outputs for output in batch])
+        ways = llm.stats().step_ways
+        kinds = {graph.shape.max_query_len > 1 for graph in llm.engine.runner.graphs.graphs}
+        assert (ways.get("step graph", 0) > 50, kinds == {True, False}) == (cuda_graphs, cuda_graphs)
+    assert results[0] == results[1]
+
+
+def test_a_steady_decode_step_is_one_launch(tmp_path: Path, drained: Drained) -> None:
+    """256 requests: one graph, the copy of what changed on the host, the copy of the tokens, and events."""
+    save_tiny("llama", tmp_path)
+    llm = drained(str(tmp_path), device="cuda", max_num_reqs=256, max_model_len=128, poison=False)
+    params = SamplingParams(temperature=0.7, seed=2, max_tokens=100, ignore_eos=True)
+    draw = random.Random(3)
+    for index in range(256):
+        prompt = [draw.randrange(3, 211) for _ in range(4)]
+        llm.engine.add_request(Request(f"r{index}", prompt, params))
+    for _ in range(30):
+        llm.engine.step()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    num_steps = 20
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(num_steps):
+            llm.engine.step()
+    calls = Counter(event.key for event in profile.key_averages() for _ in range(event.count))
+    launches = sum(
+        count for name, count in calls.items() if name.startswith(("cudaGraphLaunch", "cuGraphLaunch"))
+    )
+    kernels = sum(count for name, count in calls.items() if "LaunchKernel" in name)
+    copies = sum(count for name, count in calls.items() if name.startswith("cudaMemcpy"))
+    assert launches == num_steps
+    # A staged write of new blocks is a copy and a kernel, in the steps that cross a block's edge.
+    assert kernels <= num_steps
+    assert copies <= 4 * num_steps
+    llm.engine.abort_all()

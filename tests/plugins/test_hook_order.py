@@ -124,8 +124,8 @@ def serve(model, toy, prompts, num_tokens, **options):
 
 STEP = (
     "apply_staged_writes",
-    "preprocess_state",
     "run_encoder",
+    "preprocess_state",
     "prepare_attn",
     "prepare_inputs",
     "after_forward",
