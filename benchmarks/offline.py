@@ -49,9 +49,7 @@ def measure(args: argparse.Namespace) -> Report:
                     result = {"engine": engine, "workload": name, "temperature": temperature}
                     result |= measure_one(run, jobs, temperature, repeats)
                     results.append(result | speed(work, result))
-                    print(
-                        f"{engine}, {name}, temperature {temperature:g}: {results[-1]['speed']:,.1f} {work.unit}"
-                    )
+                    print(f"{row_of(result)}, {name}: {results[-1]['speed']:,.1f} {work.unit}", flush=True)
     return {"workloads": {name: [work.what, work.unit] for name, work in chosen.items()}, "results": results}
 
 
@@ -64,7 +62,8 @@ def speed(work: Workload, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _label(result: dict[str, Any]) -> str:
+def row_of(result: dict[str, Any]) -> str:
+    """The row that a result belongs to."""
     return result["engine"] + (f", temperature {result['temperature']:g}" if result["temperature"] else "")
 
 
@@ -72,7 +71,7 @@ def _by_row(report: Report) -> dict[str, dict[str, float]]:
     """Row's name -> workload -> speed."""
     rows: dict[str, dict[str, float]] = {}
     for result in report["results"]:
-        rows.setdefault(_label(result), {})[result["workload"]] = result["speed"]
+        rows.setdefault(row_of(result), {})[result["workload"]] = result["speed"]
     return rows
 
 

@@ -9,7 +9,8 @@ from typing import Any
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2", "#97bbf5", "#9498a0", "#3ca951")
 
 
-def _figure(panels: int, width: float, height: float) -> tuple[Any, list[Any]]:
+def _figure(panels: int, width: float, height: float, columns: int = 3) -> tuple[Any, list[Any]]:
+    """A figure and its panels, in rows of so many columns; width and height are a panel's, in inches."""
     try:
         import matplotlib
     except ImportError as error:
@@ -17,11 +18,17 @@ def _figure(panels: int, width: float, height: float) -> tuple[Any, list[Any]]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, panels, figsize=(width, height), squeeze=False, layout="constrained")
-    for axis in axes[0]:
+    columns = min(columns, panels)
+    rows = -(-panels // columns)
+    size = (columns * width, rows * height)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    panels_drawn = list(axes.flat)[:panels]
+    for axis in list(axes.flat)[panels:]:
+        axis.set_axis_off()
+    for axis in panels_drawn:
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_axisbelow(True)
-    return figure, list(axes[0])
+    return figure, panels_drawn
 
 
 def _save(figure: Any, path: Path, title: str) -> None:
@@ -31,9 +38,8 @@ def _save(figure: Any, path: Path, title: str) -> None:
 
 def barh_panels(path: Path, title: str, panels: Mapping[str, Mapping[str, float]], unit: str) -> None:
     """One panel of horizontal bars for each entry: name -> value, written at the end of its bar."""
-    longest = max(len(values) for values in panels.values())
-    figure, axes = _figure(len(panels), 1.6 + 3.4 * len(panels), 1.3 + 0.36 * longest)
     names = list(dict.fromkeys(name for values in panels.values() for name in values))
+    figure, axes = _figure(len(panels), 4.6, 1.1 + 0.34 * len(names), columns=2)
     for position, (axis, (heading, values)) in enumerate(zip(axes, panels.items(), strict=True)):
         axis.barh(
             [names.index(name) for name in values],
@@ -45,7 +51,7 @@ def barh_panels(path: Path, title: str, panels: Mapping[str, Mapping[str, float]
             axis.text(value, names.index(name), text, va="center", fontsize=8)
         axis.set_title(heading, fontsize=9)
         axis.set_xlabel(unit, fontsize=9)
-        axis.set_yticks(range(len(names)), names if position == 0 else [""] * len(names), fontsize=9)
+        axis.set_yticks(range(len(names)), names if position % 2 == 0 else [""] * len(names), fontsize=9)
         axis.set_ylim(len(names) - 0.4, -0.6)
         axis.set_xlim(0, 1.2 * (max(values.values()) or 1.0))
         axis.tick_params(axis="x", labelsize=8)
@@ -81,7 +87,7 @@ def line_panels(
     x_label: str,
 ) -> None:
     """One panel of lines over the same x for each entry: its label -> line's name -> values."""
-    figure, axes = _figure(len(panels), 3.6 * len(panels), 3.2)
+    figure, axes = _figure(len(panels), 3.8, 3.2)
     for axis, (label, lines) in zip(axes, panels.items(), strict=True):
         for colour, (name, values) in zip(COLOURS, lines.items(), strict=False):
             axis.plot(xs, values, color=colour, marker="o", markersize=4, label=name)
@@ -91,5 +97,6 @@ def line_panels(
         axis.set_xlim(left=0)
         axis.tick_params(labelsize=8)
         axis.grid(color="#e4e4e4")
-        axis.legend(fontsize=8, frameon=False)
+        if len(lines) > 1:
+            axis.legend(fontsize=8, frameon=False)
     _save(figure, path, title)
