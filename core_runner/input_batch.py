@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import torch
 
 from core_runner.block_tables import BlockTables
 from core_runner.errors import SchedulerOutputError
+from core_runner.input_buffers import InputBuffers
 from core_runner.kernels.expand_idx_mapping import expand_idx_mapping
 from core_runner.kernels.gather_block_tables import gather_block_tables
 from core_runner.kernels.merge_tokens import merge_tokens
@@ -20,36 +19,6 @@ from core_runner.request_states import RequestStates
 from core_runner.scheduling.output import IntArray, SchedulerOutput
 from model_states.batch import InputBatch
 from model_states.staged import HostToDevice
-
-
-class InputBuffers:
-    """Device buffers of a step at their largest size; addresses never change, so a graph can replay them.
-
-    `packed` int32 [3 R + 2] is what the host writes: idx_mapping [R], query_start_loc [R + 1], cu_num_logits
-    [R + 1], each at a fixed place and named by a view of it.
-    """
-
-    def __init__(
-        self,
-        max_num_tokens: int,
-        max_num_reqs: int,
-        max_num_logits: int,
-        max_blocks: tuple[int, ...],
-        device: torch.device,
-    ) -> None:
-        int32 = partial(torch.zeros, dtype=torch.int32, device=device)
-        int64 = partial(torch.zeros, dtype=torch.int64, device=device)
-        self.packed = int32(3 * max_num_reqs + 2)
-        sizes = [max_num_reqs, max_num_reqs + 1, max_num_reqs + 1]
-        self.idx_mapping, self.query_start_loc, self.cu_num_logits = torch.split(self.packed, sizes)
-        self.seq_lens = int32(max_num_reqs)
-        self.input_ids = int64(max_num_tokens)
-        self.positions = int64(max_num_tokens)
-        self.block_tables = tuple(int32(max_num_reqs, columns) for columns in max_blocks)
-        self.slot_mappings = tuple(int64(max_num_tokens) for _ in max_blocks)
-        self.expanded_idx_mapping = int32(max_num_logits)
-        self.expanded_local_pos = int32(max_num_logits)
-        self.logits_indices = int64(max_num_logits)
 
 
 class InputPreparer:
@@ -194,32 +163,22 @@ class InputPreparer:
         return packed
 
     def _batch(self, so: SchedulerOutput, num_tokens: int, num_rows: int, packed: IntArray) -> InputBatch:
-        buffers, num_reqs = self.buffers, so.num_reqs
+        num_reqs = so.num_reqs
         query_start_loc_np, cu_num_logits_np = packed[self.max_num_reqs :].reshape(2, -1)[:, : num_reqs + 1]
+        seq_lens = so.num_computed_tokens + so.num_scheduled_tokens
         # Padding rows have no logits, so as many rows of logits as rows are enough for any step of this size.
         num_logits = num_rows * self._max_num_logits
-        seq_lens = so.num_computed_tokens + so.num_scheduled_tokens
         return InputBatch(
             num_reqs=num_reqs,
             num_tokens=int(query_start_loc_np[-1]),
-            idx_mapping=buffers.idx_mapping[:num_rows],
             idx_mapping_np=packed[:num_reqs],
             num_scheduled_tokens_np=so.num_scheduled_tokens,
             num_computed_tokens_np=so.num_computed_tokens,
-            query_start_loc=buffers.query_start_loc[: num_rows + 1],
             query_start_loc_np=query_start_loc_np,
-            seq_lens=buffers.seq_lens[:num_rows],
-            input_ids=buffers.input_ids[:num_tokens],
-            positions=buffers.positions[:num_tokens],
-            block_tables=tuple(table[:num_rows] for table in buffers.block_tables),
-            slot_mappings=tuple(mapping[:num_tokens] for mapping in buffers.slot_mappings),
-            logits_indices=buffers.logits_indices[:num_logits],
-            expanded_idx_mapping=buffers.expanded_idx_mapping[:num_logits],
-            expanded_local_pos=buffers.expanded_local_pos[:num_logits],
-            cu_num_logits=buffers.cu_num_logits[: num_rows + 1],
             cu_num_logits_np=cu_num_logits_np,
             max_query_len=int(so.num_scheduled_tokens.max(initial=0)),
             max_seq_len=int(seq_lens.max(initial=0)),
+            **self.buffers.views(num_tokens, num_rows, num_logits),
         )
 
     def fill(self, batch: InputBatch) -> None:
