@@ -4,53 +4,63 @@
 
 Workloads W1 to W4 (`workloads.py`): greedy, end ids ignored, no prefix hits, prompts as token ids, at most 8,192
 tokens a step and 256 requests in a batch. W1 is also sampled at temperature 1. Each figure is the median of
-`--repeats` runs after one whole run, which compiles and records all that the timed ones need. `--peers` runs
+`--repeats` runs after whole runs that compile and record all that the timed ones need. `--peers` runs
 transformers' `generate` and continuous batching, and vLLM where it is installed, after ours in the same process.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common import MODELS, Report, make_parser, median, run_script, show_table, timed
-from peers import Run, open_core_runner, open_generate, peers
+from peers import Engine, Opener, open_core_runner, open_generate, peers
 from plots import barh_panels
 from workloads import Job, Workload, workloads
 
 OURS = "core-runner"
 
 
-def measure_one(run: Run, jobs: Sequence[Job], temperature: float, repeats: int) -> dict[str, Any]:
+def measure_one(engine: Engine, jobs: Sequence[Job], temperature: float, repeats: int) -> dict[str, Any]:
     """Seconds of each timed run; every run must give the tokens that were asked for."""
     wanted = sum(job.num_output for job in jobs)
-    tokens = [run(jobs, temperature)]
-    seconds = timed(lambda: tokens.append(run(jobs, temperature)), repeats)
+    tokens = [engine.run(jobs, temperature) for _ in range(engine.warmups)]
+    seconds = timed(lambda: tokens.append(engine.run(jobs, temperature)), repeats)
     if set(tokens) != {wanted}:
         raise RuntimeError(f"{wanted} tokens were asked for, the runs gave {tokens}")
     return {"tokens": wanted, "prompt_tokens": sum(len(job.prompt) for job in jobs), "seconds": seconds}
 
 
-def measure(args: argparse.Namespace) -> Report:
-    """Every engine on every workload that it can run."""
-    chosen = {name: work for name, work in workloads(args.small).items() if name in args.workloads}
-    engines = {OURS: open_core_runner, **(peers() if args.peers else {})}
+def measure_engine(
+    name: str, opener: Opener, chosen: Mapping[str, Workload], repeats: int, args: argparse.Namespace
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """One engine on every workload that it can run, and what it says of itself."""
     results = []
-    for engine, opener in engines.items():
-        repeats = args.repeats if engine == OURS else args.peer_repeats
-        with opener(args.model, args.small) as run:
-            for name, work in chosen.items():
-                if opener is open_generate and not isinstance(work.prompt_len, int):
-                    continue  # one rectangle for all rows, so it would compute padding
-                for temperature in (0.0, 1.0) if (engine, name) == (OURS, "W1") else (0.0,):
-                    jobs = work.jobs(MODELS[args.model]["vocab_size"])
-                    result = {"engine": engine, "workload": name, "temperature": temperature}
-                    result |= measure_one(run, jobs, temperature, repeats)
-                    results.append(result | speed(work, result))
-                    print(f"{row_of(result)}, {name}: {results[-1]['speed']:,.1f} {work.unit}", flush=True)
-    return {"workloads": {name: [work.what, work.unit] for name, work in chosen.items()}, "results": results}
+    with opener(args.model, args.small) as engine:
+        for workload, work in chosen.items():
+            if opener is open_generate and not isinstance(work.prompt_len, int):
+                continue  # one rectangle for all rows, so it would compute padding
+            for temperature in (0.0, 1.0) if (name, workload) == (OURS, "W1") else (0.0,):
+                jobs = work.jobs(MODELS[args.model]["vocab_size"])
+                result = {"engine": name, "workload": workload, "temperature": temperature}
+                result |= measure_one(engine, jobs, temperature, repeats)
+                results.append(result | speed(work, result))
+                print(f"{row_of(result)}, {workload}: {results[-1]['speed']:,.1f} {work.unit}", flush=True)
+        return results, engine.details()
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Every engine, one after another."""
+    chosen = {name: work for name, work in workloads(args.small).items() if name in args.workloads}
+    results, details = [], {}
+    for name, opener in {OURS: open_core_runner, **(peers() if args.peers else {})}.items():
+        repeats = args.repeats if name == OURS else args.peer_repeats
+        found, details[name] = measure_engine(name, opener, chosen, repeats, args)
+        results += found
+    described = {name: [work.what, work.unit] for name, work in chosen.items()}
+    return {"workloads": described, "results": results, "engines": details}
 
 
 def speed(work: Workload, result: dict[str, Any]) -> dict[str, Any]:
@@ -83,6 +93,8 @@ def show(report: Report) -> None:
     rows = _by_row(report)
     table = [[label, *(speeds.get(name) for name in units)] for label, speeds in rows.items()]
     show_table("", ["", *(f"{name} {unit}" for name, unit in units.items())], table)
+    for engine, details in report["engines"].items():
+        print(f"{engine}: {details}")
 
 
 def plot(report: Report, path: Path) -> None:

@@ -1,6 +1,6 @@
 """Other engines on the same workloads: each is opened, runs jobs, and gives its memory back.
 
-Each opener is a context manager over (model, small) that yields `Run`: jobs and a temperature in, tokens out.
+Each opener is a context manager over (model, small) that yields an `Engine`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,18 @@ from workloads import Job
 from core_runner import LLM
 
 Run = Callable[[Sequence[Job], float], int]  # (jobs, temperature) -> tokens generated
-Opener = Callable[[str, bool], AbstractContextManager[Run]]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine, open. warmups: whole runs until nothing new is compiled or recorded. details: for the report."""
+
+    run: Run
+    warmups: int = 1
+    details: Callable[[], dict[str, Any]] = dict
+
+
+Opener = Callable[[str, bool], AbstractContextManager[Engine]]
 
 
 def jobs_runner(llm: LLM) -> Run:
@@ -35,10 +47,11 @@ def jobs_runner(llm: LLM) -> Run:
 
 
 @contextmanager
-def open_core_runner(model: str, small: bool) -> Iterator[Run]:
+def open_core_runner(model: str, small: bool) -> Iterator[Engine]:
     """Ours."""
     with open_llm(model, small) as llm:
-        yield jobs_runner(llm)
+        # The first run meets the shapes of its steps, and the second records those that came again.
+        yield Engine(jobs_runner(llm), 2, lambda: {"steps": llm.stats().step_ways})
 
 
 @contextmanager
@@ -60,7 +73,7 @@ def transformers_model(model: str, small: bool) -> Iterator[Any]:
 
 
 @contextmanager
-def open_generate(model: str, small: bool) -> Iterator[Run]:
+def open_generate(model: str, small: bool) -> Iterator[Engine]:
     """`generate` on the whole batch at once, for jobs of one length: anything else would be padding."""
     with transformers_model(model, small) as loaded:
 
@@ -77,11 +90,11 @@ def open_generate(model: str, small: bool) -> Iterator[Run]:
             )
             return int(out.numel() - ids.numel())
 
-        yield run
+        yield Engine(run, details=lambda: {"attention": loaded.config._attn_implementation})
 
 
 @contextmanager
-def open_continuous_batching(model: str, small: bool) -> Iterator[Run]:
+def open_continuous_batching(model: str, small: bool) -> Iterator[Engine]:
     """transformers' continuous batching in one session, at our batch size and step budget."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -112,11 +125,15 @@ def open_continuous_batching(model: str, small: bool) -> Iterator[Run]:
                         unfinished -= 1
                 return tokens
 
-            yield run
+            graphs = (
+                manager.continuous_batching_config.use_cuda_graph
+            )  # of steps with prefill, of those without
+            found = {"attention": manager.model.config._attn_implementation, "graphs": graphs}
+            yield Engine(run, details=lambda: found)
 
 
 @contextmanager
-def open_vllm(model: str, small: bool) -> Iterator[Run]:
+def open_vllm(model: str, small: bool) -> Iterator[Engine]:
     """vLLM with dummy weights, its defaults but for the batch size, the step budget and the prefix cache."""
     import vllm
 
@@ -144,7 +161,7 @@ def open_vllm(model: str, small: bool) -> Iterator[Run]:
             outputs = engine.generate(prompts, params, use_tqdm=False)
             return sum(len(output.outputs[0].token_ids) for output in outputs)
 
-        yield run
+        yield Engine(run, details=lambda: {"vllm": vllm.__version__})
 
 
 def peers() -> dict[str, Opener]:

@@ -157,7 +157,7 @@ def memory(llm: LLM) -> dict[str, float]:
         # Graphs record into memory pools of their own; (0, 0) is everybody's.
         segments = torch.cuda.memory_snapshot()
         found["graphs"] = sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
-        found["torch_peak"] = torch.cuda.max_memory_reserved()
+        found["most_in_torch"] = torch.cuda.max_memory_reserved()
         free, total = torch.cuda.mem_get_info()
         found["outside_torch"] = total - free - torch.cuda.memory_reserved()
     return {name: size / 2**30 for name, size in found.items()}

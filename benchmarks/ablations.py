@@ -1,0 +1,96 @@
+"""What each idea brings: the same workloads without it, in one run.
+
+    python benchmarks/ablations.py --json ablations.json --plot ablations.svg
+
+W1 and W3 of `workloads.py`, greedy. Every variant (`ablation_variants.py`) is the whole engine without one idea, or
+without several, and generates exactly the same number of tokens. A variant that records graphs first runs the
+workload twice whole; one without warms up on 8 tokens each.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ablation_variants import VARIANTS, Variant
+from common import MODELS, Report, make_parser, median, open_llm, run_script, show_table, timed
+from peers import jobs_runner
+from plots import barh_panels
+from workloads import Job, workloads
+
+FULL = "everything"
+
+
+def measure_variant(variant: Variant, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Output tokens a second of one variant on each workload."""
+    results = {}
+    with variant.applied(), open_llm(args.model, args.small, **variant.options) as llm:
+        run = jobs_runner(llm)
+        for name in args.workloads:
+            jobs = workloads(args.small)[name].jobs(MODELS[args.model]["vocab_size"])
+            if variant.has_graphs:
+                run(jobs, 0.0)
+                run(jobs, 0.0)
+            else:
+                run([Job(job.prompt, min(job.num_output, 8)) for job in jobs[:256]], 0.0)
+            tokens: list[int] = []
+            seconds = timed(lambda j=jobs, t=tokens: t.append(run(j, 0.0)), args.repeats)
+            wanted = sum(job.num_output for job in jobs)
+            if set(tokens) != {wanted}:
+                raise RuntimeError(f"{wanted} tokens were asked for, the runs gave {tokens}")
+            results[name] = {"tokens": wanted, "seconds": seconds, "speed": wanted / median(seconds)}
+    return results
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Every variant that this version supports."""
+    chosen = {name: variant for name, variant in VARIANTS.items() if name in (args.variants or VARIANTS)}
+    results = {}
+    for name, variant in chosen.items():
+        if not variant.is_supported:
+            print(f"{name}: this version has no such option")
+            continue
+        results[name] = measure_variant(variant, args)
+        speeds = (f"{workload} {found['speed']:,.0f}" for workload, found in results[name].items())
+        print(f"{name}: {', '.join(speeds)} tok/s", flush=True)
+    return {"workloads": list(args.workloads), "variants": results}
+
+
+def show(report: Report) -> None:
+    """Speeds, and each as a share of the whole engine's."""
+    variants, names = report["variants"], report["workloads"]
+    full = variants.get(FULL)
+    rows = []
+    for variant, found in variants.items():
+        row: list[Any] = [variant]
+        for name in names:
+            share = f"{100 * found[name]['speed'] / full[name]['speed']:.0f} %" if full else "-"
+            row += [found[name]["speed"], share]
+        rows.append(row)
+    show_table("", ["", *(text for name in names for text in (f"{name} tok/s", "of all"))], rows)
+
+
+def plot(report: Report, path: Path) -> None:
+    """A panel for each workload, a bar for each variant."""
+    panels = {
+        f"{name}, output tokens a second": {
+            variant: found[name]["speed"] for variant, found in report["variants"].items()
+        }
+        for name in report["workloads"]
+    }
+    environment = report["environment"]
+    barh_panels(path, f"What each idea brings, {environment['model']}, {environment['machine']}", panels, "")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what was asked for."""
+    parser = make_parser(__file__, __doc__)
+    parser.add_argument("--workloads", nargs="+", default=["W1", "W3"], metavar="W")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="default: all")
+    run_script(parser, argv, measure, show, plot)
+
+
+if __name__ == "__main__":
+    main()
