@@ -79,7 +79,7 @@ class LinearConfig:
 
 
 def linear_config(n: int, m: int, k: int) -> LinearConfig:
-    """The cut for [n, k] by [m, k]."""
+    """The cut for x [n, k] and weight [m, k]."""
     block_k = min(max(triton.next_power_of_2(k), 128), 4096)
     return LinearConfig(8, block_k, 8 if block_k > 1024 else 4)
 
@@ -129,53 +129,56 @@ def _linear_kernel(
 ) -> None:
     if PDL:
         gdc_launch_dependents()
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     tokens = tl.arange(0, ROWS)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    w_rows = rows
+    if ACTIVATION is not None:
+        # Rows of gate and up take turns, so that a thread has both halves of what it multiplies.
+        w_rows = rows // 2 + rows % 2 * (m // 2)
     # Part s of the columns is warp s's: a product of few rows has nothing else to share out.
     PART: tl.constexpr = BLOCK_K // SPLIT
     cols = tl.arange(0, SPLIT)[:, None] * PART + tl.arange(0, PART)[None, :]
     is_row, is_token = (rows < m)[None, :, None], (tokens < n)[None, :, None]
-    is_col = (cols < K)[:, None, :]
-    w_at = weight + rows.to(tl.int64)[None, :, None] * K + cols[:, None, :]
-    up_at = w_at + m.to(tl.int64) * K
-    w = tl.load(w_at, mask=is_row & is_col, other=0.0)
-    if ACTIVATION is not None:
-        up = tl.load(up_at, mask=is_row & is_col, other=0.0)
+    added = tl.zeros([ROWS, BLOCK_M], tl.float32)
     if HAS_NORM:
         factor = tl.load(norm_weight + cols, mask=cols < K, other=0.0)
-    added = tl.zeros([ROWS, BLOCK_M], tl.float32)
     if HAS_BIAS:
         added += tl.load(bias + rows, mask=rows < m, other=0.0).to(tl.float32)[None, :]
+    w_at = weight + w_rows.to(tl.int64)[None, :, None] * K + cols[:, None, :]
+    w = tl.load(w_at, mask=is_row & (cols < K)[:, None, :], other=0.0)
     if PDL:
         gdc_wait()
 
-    out_at = tokens[:, None] * m + rows[None, :]
-    is_out = (tokens < n)[:, None] & (rows < m)[None, :]
     if HAS_RESIDUAL:
-        added += tl.load(residual + out_at, mask=is_out, other=0.0).to(tl.float32)
+        at = tokens[:, None] * m + rows[None, :]
+        added += tl.load(residual + at, mask=(tokens < n)[:, None] & (rows < m)[None, :], other=0.0).to(
+            tl.float32
+        )
     x_at = x + tokens[None, :, None] * x_stride + cols[:, None, :]
     if HAS_NORM:
         scale = _inverse_rms(x_at, is_token, cols, eps, K, BLOCK_K)
     acc = tl.zeros([SPLIT, ROWS, BLOCK_M], tl.float32)
-    up_acc = tl.zeros([SPLIT, ROWS, BLOCK_M], tl.float32)
     for first in range(0, K, BLOCK_K):
         tile = tl.load(x_at + first, mask=is_token & (first + cols < K)[:, None, :], other=0.0)
         ahead = first + BLOCK_K
-        is_ahead = (ahead + cols < K)[:, None, :]
         if HAS_NORM:
             tile = (tile.to(tl.float32) * scale).to(tile.dtype) * factor[:, None, :]
             factor = tl.load(norm_weight + ahead + cols, mask=ahead + cols < K, other=0.0)
-        next_w = tl.load(w_at + ahead, mask=is_row & is_ahead, other=0.0)
+        next_w = tl.load(w_at + ahead, mask=is_row & (ahead + cols < K)[:, None, :], other=0.0)
         acc = tl.dot(tile, tl.permute(w, (0, 2, 1)), acc)
         w = next_w
-        if ACTIVATION is not None:
-            next_up = tl.load(up_at + ahead, mask=is_row & is_ahead, other=0.0)
-            up_acc = tl.dot(tile, tl.permute(up, (0, 2, 1)), up_acc)
-            up = next_up
-    total = tl.sum(acc, 0)
+    total = tl.sum(acc, 0) + added
+
+    OUT_M: tl.constexpr = BLOCK_M if ACTIVATION is None else BLOCK_M // 2
+    out_m = m if ACTIVATION is None else m // 2
     if ACTIVATION is not None:
-        total = _activated(total, ACTIVATION) * tl.sum(up_acc, 0)
-    tl.store(out + out_at, (total + added).to(out.dtype.element_ty), mask=is_out)
+        gate, up = tl.split(tl.reshape(total, [ROWS, OUT_M, 2]))
+        total = _activated(gate, ACTIVATION) * up
+    columns = tl.program_id(0) * OUT_M + tl.arange(0, OUT_M)
+    at = tokens[:, None] * out_m + columns[None, :]
+    tl.store(
+        out + at, total.to(out.dtype.element_ty), mask=(tokens < n)[:, None] & (columns < out_m)[None, :]
+    )
 
 
 def linear_triton(
@@ -187,10 +190,10 @@ def linear_triton(
     activation: str | None = None,
     config: LinearConfig | None = None,
 ) -> torch.Tensor:
-    """Launch one program for every `block_m` rows of output."""
-    (n, k), m = x.shape, weight.shape[0] // (1 if activation is None else 2)
+    """Launch one program for every `block_m` rows of weight."""
+    (n, k), m = x.shape, weight.shape[0]
     config = config or linear_config(n, m, k)
-    out = x.new_empty(n, m)
+    out = x.new_empty(n, m if activation is None else m // 2)
     _linear_kernel[(triton.cdiv(m, config.block_m),)](
         out,
         x,

@@ -1,0 +1,157 @@
+"""Products of few rows: Triton equals the torch twin, row by row, at every cut of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from model_states.kernels.linear import (
+    ACTIVATIONS,
+    MAX_ROWS,
+    LinearConfig,
+    Norm,
+    gate_up,
+    linear,
+    linear_config,
+    linear_torch,
+    linear_triton,
+    norm_linear,
+    rms_norm_torch,
+)
+
+# n, m, k and a cut that leaves a rest in each of them
+SHAPES = [
+    (1, 40, 64, LinearConfig(8, 64, 2)),
+    (3, 18, 72, LinearConfig(8, 128, 4)),
+    (5, 22, 200, LinearConfig(16, 64, 2)),
+    (16, 8, 48, LinearConfig(4, 64, 1)),
+]
+EPS = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _outputs_start_as_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=["few columns", "half"])
+def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
+    """fp32 shows what the kernel computes, a 16-bit type what it rounds; the interpreter has no bf16 products."""
+    half = torch.bfloat16 if device.type == "cuda" else torch.float16
+    return half if request.param == "half" else torch.float32
+
+
+class Inputs:
+    """Random operands of one product; x is a slice of rows that hold NaN beside it."""
+
+    def __init__(self, n: int, m: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(n + m + k)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(device, dtype)
+
+        wide = torch.full((n, k + 24), float("nan"), dtype=dtype, device=device)
+        wide[:, 8 : 8 + k] = normal(n, k)
+        self.x = wide[:, 8 : 8 + k]
+        self.weight = normal(m, k) / 8
+        self.bias, self.residual = normal(m), normal(n, m)
+        self.norm = Norm(normal(k), EPS)
+
+
+def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
+    assert result.dtype == expected.dtype
+    # One rounding may fall the other way in a 16-bit type, and in a norm it is then multiplied.
+    relative = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[result.dtype]
+    torch.testing.assert_close(result.float(), expected.float(), rtol=relative, atol=relative)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape[:3])))
+@pytest.mark.parametrize("parts", ["", "bias", "residual", "bias residual", "norm", "norm bias"])
+def test_kernel_equals_twin(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int, LinearConfig], parts: str
+) -> None:
+    n, m, k, config = shape
+    inputs = Inputs(n, m, k, dtype, device)
+    given = {part: getattr(inputs, part) for part in parts.split()}
+    expected = linear_torch(inputs.x, inputs.weight, **given)
+    assert_near(linear_triton(inputs.x, inputs.weight, **given, config=config), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape[:3])))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "norm"])
+def test_gated_kernel_equals_twin(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, LinearConfig],
+    activation: str,
+    normed: bool,
+) -> None:
+    n, m, k, config = shape
+    inputs = Inputs(n, m, k, dtype, device)
+    given = {"norm": inputs.norm if normed else None, "activation": activation}
+    expected = linear_torch(inputs.x, inputs.weight, **given)
+    assert expected.shape == (n, m // 2)
+    assert_near(linear_triton(inputs.x, inputs.weight, **given, config=config), expected)
+
+
+def test_rows_do_not_see_each_other(device: torch.device) -> None:
+    """Neither what a neighbour holds nor that it is there changes a bit of a row."""
+    inputs = Inputs(5, 24, 64, torch.float32, device)
+    config = LinearConfig(8, 64, 2)
+    whole = linear_triton(inputs.x, inputs.weight, norm=inputs.norm, config=config)
+    poisoned = inputs.x.clone()
+    poisoned[[0, 1, 3, 4]] = float("nan")
+    assert torch.equal(
+        linear_triton(poisoned, inputs.weight, norm=inputs.norm, config=config)[2],
+        whole[2],
+    )
+    if (
+        device.type == "cuda"
+    ):  # the interpreter multiplies by a library that may sum other shapes in another order
+        alone = linear_triton(inputs.x[2:3], inputs.weight, norm=inputs.norm, config=config)
+        assert torch.equal(alone[0], whole[2])
+
+
+@pytest.mark.parametrize("n", [0, 1, MAX_ROWS, MAX_ROWS + 1, 40])
+def test_any_number_of_rows_is_served(device: torch.device, n: int) -> None:
+    half = torch.bfloat16
+    inputs = Inputs(n, 24, 64, half, device)
+    x, weight, norm = inputs.x, inputs.weight, inputs.norm
+    plain = x.float() @ weight.float().T
+    normed = rms_norm_torch(x, norm).float() @ weight.float().T
+    assert_near(linear(x, weight), plain.to(half))
+    assert_near(
+        linear(x, weight, inputs.bias, residual=inputs.residual),
+        (plain + inputs.bias.float() + inputs.residual.float()).to(half),
+    )
+    assert_near(norm_linear(x, norm.weight, EPS, weight), normed.to(half))
+    gate, up = normed.chunk(2, -1)
+    assert_near(gate_up(x, norm.weight, EPS, weight, "silu"), (functional.silu(gate) * up).to(half))
+
+
+def test_norm_is_the_usual_one(device: torch.device) -> None:
+    inputs = Inputs(3, 8, 72, torch.float32, device)
+    expected = functional.rms_norm(inputs.x, (72,), inputs.norm.weight, EPS)
+    torch.testing.assert_close(rms_norm_torch(inputs.x, inputs.norm), expected)
+    large = replace(inputs.norm, eps=10.0)
+    assert not torch.allclose(rms_norm_torch(inputs.x, large), expected)
+
+
+@pytest.mark.parametrize("k", [16, 64, 1000, 1024, 2048, 3072, 4096, 14336])
+@pytest.mark.parametrize("m", [8, 1024, 6144, 151936])
+def test_every_cut_can_be_launched(k: int, m: int) -> None:
+    for n in (1, 2, 5, MAX_ROWS):
+        config = linear_config(n, m, k)
+        assert config.block_k & (config.block_k - 1) == 0
+        assert config.block_k // config.num_warps >= 16, (
+            "a warp's part is at least what one product instruction takes"
+        )
+        held = config.block_m * config.block_k * 2 / (config.num_warps * 32)
+        assert held <= 256, "bytes of weight that a thread holds"
