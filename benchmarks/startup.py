@@ -124,7 +124,11 @@ def measure_here(args: argparse.Namespace) -> dict[str, Any]:
 def measure_process(args: argparse.Namespace, cache: str) -> dict[str, Any]:
     """The same in a new process, with Triton's cache in the given folder."""
     command = [sys.executable, __file__, "--here", "--model", args.model, *["--small"][: args.small]]
-    environment = {**os.environ, "TRITON_CACHE_DIR": cache}
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": cache,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return found

@@ -1,0 +1,135 @@
+"""Every script runs on a CPU with `--small`, and its report has what the documentation takes from it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import ablations
+import arrivals
+import offline
+import profile_step
+import pytest
+import startup
+from ablation_variants import VARIANTS
+from step_profile import CLASSES
+from workloads import SMALL_WORKLOADS
+
+
+def test_offline(run_small, capsys) -> None:
+    report = run_small(offline, "--repeats", "2")
+    found = {(r["engine"], r["workload"], r["temperature"]): r for r in report["results"]}
+    assert set(found) == {("core-runner", w, 0.0) for w in SMALL_WORKLOADS} | {("core-runner", "W1", 1.0)}
+    for (_, name, _), result in found.items():
+        jobs = SMALL_WORKLOADS[name].jobs(1211)
+        assert result["tokens"] == sum(job.num_output for job in jobs)
+        assert result["prompt_tokens"] == sum(len(job.prompt) for job in jobs)
+        assert len(result["seconds"]) == 2
+        median = sum(result["seconds"]) / 2
+        expected = 1000 * median if result["unit"] == "ms" else result["tokens"] / median
+        assert result["speed"] == pytest.approx(expected)
+    shown = capsys.readouterr().out
+    assert report["environment"]["command"] in shown
+    assert all(name in shown for name in ("torch", "W3 tok/s", "W4 ms", "core-runner, temperature 1"))
+
+
+def test_offline_beside_transformers(run_small) -> None:
+    report = run_small(offline, "--peers", "--repeats", "1", "--workloads", "W2", "W3")
+    found = {(r["engine"], r["workload"]): r["tokens"] for r in report["results"]}
+    assert found["transformers generate", "W2"] == found["core-runner", "W2"]
+    assert found["transformers continuous batching", "W3"] == found["core-runner", "W3"]
+    assert ("transformers generate", "W3") not in found
+
+
+def test_arrivals(run_small) -> None:
+    report = run_small(arrivals, "--rates", "40", "80", "--seconds", "0.1")
+    assert [found["rate"] for found in report["rates"]] == [40.0, 80.0]
+    for found, count in zip(report["rates"], (4, 8), strict=True):
+        assert found["requests"] == count
+        assert found["tokens_per_s"] == pytest.approx(found["tokens"] / found["seconds"])
+        for name in ("ttft_ms", "tpot_ms"):
+            assert 0 < found[name]["p50"] <= found[name]["p95"] <= found[name]["p99"]
+
+
+def test_arrivals_are_poisson_and_always_the_same() -> None:
+    times = arrivals.poisson_arrivals(4000, 50.0)
+    assert times == arrivals.poisson_arrivals(4000, 50.0)
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert times[0] == 0.0
+    assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.1)
+    assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(2.718**-1, rel=0.1)
+
+
+def test_profile_step(run_small) -> None:
+    report = run_small(profile_step, "--requests", "1", "3", "--steps", "2")
+    assert list(report["steps"]) == ["1", "3"]
+    for found in report["steps"].values():
+        assert found["wall_ms"] > 0
+        assert found["device_ms"] == pytest.approx(sum(found["classes_ms"].values()))
+        assert found["cuda_calls"] == pytest.approx(sum(found["calls"].values()))
+        assert list(found["classes_ms"]) == list(CLASSES)
+    assert report["memory_gib"]["weights"] > 0
+    assert report["memory_gib"]["caches"] > 0
+
+
+def test_ablations(run_small) -> None:
+    names = ["everything", "inputs built on the host"]
+    report = run_small(ablations, "--variants", *names, "--workloads", "W1", "--repeats", "1")
+    assert list(report["variants"]) == names
+    assert {found["W1"]["tokens"] for found in report["variants"].values()} == {30}
+    assert set(names) <= set(VARIANTS)
+
+
+def test_a_start_is_the_sum_of_its_parts(run_small, monkeypatch) -> None:
+    monkeypatch.setattr(startup, "measure_process", lambda args, cache: _start(args, cache))
+    report = run_small(startup)
+    assert list(report["starts"]) == ["cold", "warm"]
+    for start in report["starts"].values():
+        whole = start["imports_s"] + start["ready_s"] + start["first_tokens_s"]
+        assert sum(start["parts_s"].values()) == pytest.approx(whole)
+        assert sum(start["ready_parts_s"].values()) == pytest.approx(start["ready_s"])
+        assert start["parts_s"]["weights"] > 0
+
+
+_starts = []
+
+
+def _start(args, cache):
+    """One process serves as both: it is the slow part of this file."""
+    if not _starts:
+        _starts.append(PROCESS(args, cache))
+    return _starts[0]
+
+
+PROCESS = startup.measure_process
+
+
+def test_parts_do_not_count_twice() -> None:
+    phases = startup.Phases()
+    with phases.part("weights"):
+        with phases.part("kernels"):
+            sum(range(100_000))
+        inner = phases.seconds["kernels"]
+        phases.seconds["graphs"] += 1000.0  # as a listener adds what it was told
+    assert phases.seconds["kernels"] == inner > 0
+    assert phases.seconds["weights"] < 0, "the thousand seconds were taken off what they lay in"
+
+
+def test_reports_are_drawn(run_small, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    environment = {"machine": "m", "model": "tiny", "command": "c"}
+    results = [
+        {"engine": "core-runner", "workload": "W1", "temperature": 0.0, "speed": 3.0},
+        {"engine": "other", "workload": "W1", "temperature": 0.0, "speed": 2.0},
+    ]
+    report = {
+        "environment": environment,
+        "workloads": {"W1": ["w", "tok/s"]},
+        "results": results,
+        "engines": {},
+    }
+    source, picture = tmp_path / "report.json", tmp_path / "report.svg"
+    source.write_text(json.dumps(report), encoding="utf-8")
+    offline.main(["--from-json", str(source), "--plot", str(picture)])
+    assert "<svg" in picture.read_text(encoding="utf-8")
