@@ -1,53 +1,36 @@
 """Products of few rows with a weight: bound by reading the weight once.
 
-    linear(x, weight, bias, residual=r)              h . weight^T + bias + r               with h = x
-    norm_linear(x, norm_weight, eps, weight, bias)   h . weight^T + bias                   with h = norm(x)
-    gate_up(x, norm_weight, eps, weight, name)       act(h . gate^T) * (h . up^T)          with h = norm(x), or x
+    linear(x, weight, bias, residual=r)      h . weight^T + bias + r          with h = x
+    norm_linear(x, norm, weight, bias)       h . weight^T + bias              with h = norm(x)
+    gate_up(x, norm, weight, activation)     act(h . gate^T) * (h . up^T)     with h = norm(x), or x without a norm
 
-    norm(x) = norm_weight * round(x / sqrt(mean(x^2) + eps)), where round() is to x's dtype
-
-x [n, k], weight [m, k] (in gate_up [2 m, k]: the rows of gate, then those of up), bias [m], residual [n, m],
-norm_weight [k], all of x's dtype; returns [n, m], a new tensor of x's dtype. Products are summed in fp32 and rounded
-once. Any n is served: up to `MAX_ROWS` rows of bf16 or fp16 on a GPU by the kernel, everything else by torch.
+x [n, k], weight [m, k] (in gate_up [2 m, k]: the rows of gate, then those of up), bias [m], residual [n, m], all of
+x's dtype; returns [n, m], a new tensor of x's dtype. norm is an `RMSNorm` of k numbers, and activation a key of
+`ACTIVATIONS`. Sums are kept in fp32 and, with all that follows, rounded once. Any n is served: up to `MAX_ROWS` rows of
+bf16 or fp16 on a GPU by the kernel, everything else by torch's product, which rounds before the activation.
 
 The kernel gives each program a few rows of weight, and each of its warps a part of their columns. The cut depends on
-the shape alone, so that results are the same in every run, and those of a row do not depend on its neighbours. A
-program asks for its first columns before it waits for the kernel before it: see `programmatic_launch`. So nothing
-that runs just before may still be writing the weights.
+the shapes alone, so results are the same in every run, and those of a row do not depend on its neighbours. A program
+asks for its first columns before it waits for the kernel before it (see `programmatic_launch`): what runs just before
+may not be writing the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
+from model_states.kernels.act_mul import ACTIVATIONS, act_mul, activated
+from model_states.kernels.add_norm import RMSNorm, add_norm, normalised
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
+__all__ = ["ACTIVATIONS", "MAX_ROWS", "RMSNorm", "gate_up", "linear", "norm_linear"]
+
 MAX_ROWS = 16
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
-    "gelu_tanh": lambda gate: functional.gelu(gate, approximate="tanh"),
-}
-
-
-@dataclass(frozen=True)
-class Norm:
-    """The weight [k] and epsilon of an RMS norm."""
-
-    weight: torch.Tensor
-    eps: float
-
-
-def rms_norm_torch(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """norm(x) of the formula above."""
-    wide = x.float()
-    return norm.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)).to(x.dtype)
 
 
 def linear_torch(
@@ -55,17 +38,20 @@ def linear_torch(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    norm: Norm | None = None,
+    norm: RMSNorm | None = None,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """The formulas above; with an activation the weight holds gate and up."""
-    h = x if norm is None else rms_norm_torch(x, norm)
+    """The formulas above, each step with what there is for it; an activation says that weight is gate and up."""
+    h = x
+    if norm is not None:
+        h = torch.empty_like(x, memory_format=torch.contiguous_format)
+        add_norm(x, None, None, norm, 1.0, h)
     if residual is not None and bias is None:
         return torch.addmm(residual, h, weight.T)
     out = functional.linear(h, weight, bias)
     if activation is not None:
-        gate, up = out.chunk(2, dim=-1)
-        return ACTIVATIONS[activation](gate) * up
+        both, out = out, out.new_empty(len(out), out.shape[1] // 2)
+        act_mul(both, activation, out)
     return out if residual is None else out + residual
 
 
@@ -85,23 +71,14 @@ def linear_config(n: int, m: int, k: int) -> LinearConfig:
 
 
 @triton.jit
-def _activated(gate, ACTIVATION: tl.constexpr) -> tl.tensor:
-    """Both are gate * sigmoid(z), since tanh(y) = 2 sigmoid(2 y) - 1."""
-    z = gate
-    if ACTIVATION == "gelu_tanh":
-        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1.0 + tl.exp(-z))
-
-
-@triton.jit
-def _inverse_rms(x_at, is_token, cols, eps, K: tl.constexpr, BLOCK_K: tl.constexpr) -> tl.tensor:
-    """1 / sqrt(mean(x^2) + eps) of each row, [1, rows, 1]."""
+def _mean_square(x_at, is_token, cols, K: tl.constexpr, BLOCK_K: tl.constexpr) -> tl.tensor:
+    """mean(x^2) of each row, [1, rows, 1]."""
     squares = tl.sum(tl.zeros_like(is_token + cols[:, None, :]).to(tl.float32), 2)
     for first in range(0, K, BLOCK_K):
         inside = is_token & (first + cols < K)[:, None, :]
         tile = tl.load(x_at + first, mask=inside, other=0.0).to(tl.float32)
         squares += tl.sum(tile * tile, 2)
-    return tl.rsqrt(tl.sum(squares, 0) / K + eps)[None, :, None]
+    return tl.sum(squares, 0)[None, :, None] / K
 
 
 @triton.jit(do_not_specialize=["n", "m", "eps"])
@@ -124,6 +101,7 @@ def _linear_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -143,7 +121,7 @@ def _linear_kernel(
     if HAS_NORM:
         factor = tl.load(norm_weight + cols, mask=cols < K, other=0.0)
     if HAS_BIAS:
-        added += tl.load(bias + rows, mask=rows < m, other=0.0).to(tl.float32)[None, :]
+        added += tl.load(bias + w_rows, mask=rows < m, other=0.0).to(tl.float32)[None, :]
     w_at = weight + w_rows.to(tl.int64)[None, :, None] * K + cols[:, None, :]
     w = tl.load(w_at, mask=is_row & (cols < K)[:, None, :], other=0.0)
     if PDL:
@@ -156,13 +134,14 @@ def _linear_kernel(
         )
     x_at = x + tokens[None, :, None] * x_stride + cols[:, None, :]
     if HAS_NORM:
-        scale = _inverse_rms(x_at, is_token, cols, eps, K, BLOCK_K)
+        mean_square = _mean_square(x_at, is_token, cols, K, BLOCK_K)
     acc = tl.zeros([SPLIT, ROWS, BLOCK_M], tl.float32)
     for first in range(0, K, BLOCK_K):
         tile = tl.load(x_at + first, mask=is_token & (first + cols < K)[:, None, :], other=0.0)
         ahead = first + BLOCK_K
         if HAS_NORM:
-            tile = (tile.to(tl.float32) * scale).to(tile.dtype) * factor[:, None, :]
+            wide, scale = tile.to(tl.float32), factor.to(tl.float32)[:, None, :]
+            tile = normalised(wide, mean_square, scale, eps, ROUNDS_FIRST, tile.dtype).to(tile.dtype)
             factor = tl.load(norm_weight + ahead + cols, mask=ahead + cols < K, other=0.0)
         next_w = tl.load(w_at + ahead, mask=is_row & (ahead + cols < K)[:, None, :], other=0.0)
         acc = tl.dot(tile, tl.permute(w, (0, 2, 1)), acc)
@@ -173,7 +152,7 @@ def _linear_kernel(
     out_m = m if ACTIVATION is None else m // 2
     if ACTIVATION is not None:
         gate, up = tl.split(tl.reshape(total, [ROWS, OUT_M, 2]))
-        total = _activated(gate, ACTIVATION) * up
+        total = activated(gate, ACTIVATION) * up
     columns = tl.program_id(0) * OUT_M + tl.arange(0, OUT_M)
     at = tokens[:, None] * out_m + columns[None, :]
     tl.store(
@@ -186,7 +165,7 @@ def linear_triton(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    norm: Norm | None = None,
+    norm: RMSNorm | None = None,
     activation: str | None = None,
     config: LinearConfig | None = None,
 ) -> torch.Tensor:
@@ -213,6 +192,7 @@ def linear_triton(
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         HAS_NORM=norm is not None,
+        ROUNDS_FIRST=norm is not None and norm.rounds_first,
         ACTIVATION=activation,
         num_warps=config.num_warps,
         num_stages=1,
@@ -226,7 +206,7 @@ def _product(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    norm: Norm | None = None,
+    norm: RMSNorm | None = None,
     activation: str | None = None,
 ) -> torch.Tensor:
     few_rows = 0 < x.shape[0] <= MAX_ROWS and x.dtype in (torch.bfloat16, torch.float16)
@@ -246,19 +226,18 @@ def linear(
 
 
 def norm_linear(
-    x: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: torch.Tensor, norm: RMSNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return norm(x) . weight^T, plus bias where given."""
-    return _product(x, weight, bias, norm=Norm(norm_weight, eps))
+    return _product(x, weight, bias, norm=norm)
 
 
 def gate_up(
-    x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, weight: torch.Tensor, activation: str
+    x: torch.Tensor,
+    norm: RMSNorm | None,
+    weight: torch.Tensor,
+    activation: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return act(gate) * up of x, normed first unless `norm_weight` is None; activation is a key of `ACTIVATIONS`."""
-    norm = None if norm_weight is None else Norm(norm_weight, eps)
-    return _product(x, weight, norm=norm, activation=activation)
+    """Return act(gate) * up of x, which is normed first where a norm is given; bias [2 m] is added before."""
+    return _product(x, weight, bias, norm=norm, activation=activation)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional
 
+from model_states.kernels.add_norm import rms_norm_torch
 from model_states.kernels.linear import (
     ACTIVATIONS,
     MAX_ROWS,
     LinearConfig,
-    Norm,
+    RMSNorm,
     gate_up,
     linear,
     linear_config,
     linear_torch,
     linear_triton,
     norm_linear,
-    rms_norm_torch,
 )
 
 # n, m, k and a cut that leaves a rest in each of them
@@ -61,7 +60,7 @@ class Inputs:
         self.x = wide[:, 8 : 8 + k]
         self.weight = normal(m, k) / 8
         self.bias, self.residual = normal(m), normal(n, m)
-        self.norm = Norm(normal(k), EPS)
+        self.norm = RMSNorm(normal(k), EPS, rounds_first=True)
 
 
 def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -95,7 +94,8 @@ def test_gated_kernel_equals_twin(
 ) -> None:
     n, m, k, config = shape
     inputs = Inputs(n, m, k, dtype, device)
-    given = {"norm": inputs.norm if normed else None, "activation": activation}
+    norm, bias = (inputs.norm, None) if normed else (None, inputs.bias)
+    given = {"bias": bias, "norm": norm, "activation": activation}
     expected = linear_torch(inputs.x, inputs.weight, **given)
     assert expected.shape == (n, m // 2)
     assert_near(linear_triton(inputs.x, inputs.weight, **given, config=config), expected)
@@ -131,17 +131,18 @@ def test_any_number_of_rows_is_served(device: torch.device, n: int) -> None:
         linear(x, weight, inputs.bias, residual=inputs.residual),
         (plain + inputs.bias.float() + inputs.residual.float()).to(half),
     )
-    assert_near(norm_linear(x, norm.weight, EPS, weight), normed.to(half))
+    assert_near(norm_linear(x, norm, weight), normed.to(half))
     gate, up = normed.chunk(2, -1)
-    assert_near(gate_up(x, norm.weight, EPS, weight, "silu"), (functional.silu(gate) * up).to(half))
+    assert_near(gate_up(x, norm, weight, "silu"), (functional.silu(gate) * up).to(half))
 
 
-def test_norm_is_the_usual_one(device: torch.device) -> None:
-    inputs = Inputs(3, 8, 72, torch.float32, device)
-    expected = functional.rms_norm(inputs.x, (72,), inputs.norm.weight, EPS)
-    torch.testing.assert_close(rms_norm_torch(inputs.x, inputs.norm), expected)
-    large = replace(inputs.norm, eps=10.0)
-    assert not torch.allclose(rms_norm_torch(inputs.x, large), expected)
+@pytest.mark.parametrize("rounds_first", [False, True])
+def test_every_kind_of_norm(device: torch.device, dtype: torch.dtype, rounds_first: bool) -> None:
+    inputs = Inputs(3, 8, 72, dtype, device)
+    norm = RMSNorm(1.0 + inputs.norm.weight.float(), 0.5, rounds_first)
+    expected = rms_norm_torch(inputs.x, norm).float() @ inputs.weight.float().T
+    result = linear_triton(inputs.x, inputs.weight, norm=norm, config=LinearConfig(8, 64, 2))
+    assert_near(result, expected.to(dtype))
 
 
 @pytest.mark.parametrize("k", [16, 64, 1000, 1024, 2048, 3072, 4096, 14336])
