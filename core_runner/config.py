@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from core_runner.errors import ConfigError
@@ -27,7 +28,11 @@ class RunnerConfig:
     async_scheduling: schedule step N+1 before step N's tokens are read.
     num_draft_tokens: draft columns per request, K; anything but 0 is refused until drafts are verified.
     model_state: name of a plugin's model state; None selects the one that claims the architecture.
+    model_options: settings of the model state's own, by name, such as the dtype of recurrent state; an unknown name is
+        refused with the ones there are.
     attention_backend: "torch" or "triton"; None takes the fastest one that supports the model.
+    fused_layers: rewrite the layers of a model that are recognised, see docs/rewrites.md; False keeps transformers'
+        own modules, to debug or to compare.
     cuda_graphs: record steps; None is on where device and model state can, True is an error elsewhere.
     record_graphs_at_start: record the graphs of decode steps at load, not when a step of their size first comes.
     load_format: "auto" reads the checkpoint, "dummy" fills random weights (benchmarks).
@@ -54,7 +59,9 @@ class RunnerConfig:
     async_scheduling: bool = True
     num_draft_tokens: int = 0
     model_state: str | None = None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
     attention_backend: str | None = None
+    fused_layers: bool = True
     cuda_graphs: bool | None = None
     record_graphs_at_start: bool = False
     load_format: Literal["auto", "dummy"] = "auto"
@@ -78,7 +85,7 @@ class RunnerConfig:
             "cpu_cache_bytes",
         ):
             self._require_int(name, 0)
-        for name in ("trust_remote_code", "async_scheduling", "record_graphs_at_start", "poison"):
+        for name in ("trust_remote_code", "async_scheduling", "fused_layers", "record_graphs_at_start", "poison"):
             self._require_choice(name, (False, True))
         for name in ("enable_prefix_caching", "cuda_graphs"):
             self._require_choice(name, (None, False, True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,9 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
         block_size=config.block_size,
         num_draft_tokens=config.num_draft_tokens,
         attention_backend=config.attention_backend,
+        fused_layers=config.fused_layers,
         load_format=config.load_format,
+        options=_check_options(config, state_class),
         progress=progress,
     )
     logger.info(
@@ -48,6 +50,16 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
         model_config.max_model_len,
     )
     return plugins.construct(state_class, model_config)
+
+
+def _check_options(config: RunnerConfig, state_class: type[ModelState]) -> Mapping[str, Any]:
+    unknown = sorted(set(config.model_options) - set(state_class.options))
+    if unknown:
+        known = ", ".join(state_class.options) or "none"
+        raise ConfigError(
+            f"model_options: {unknown[0]!r} is no option of model state {state_class.name!r}; it has {known}"
+        )
+    return dict(config.model_options)
 
 
 def pick_device(name: str | None) -> torch.device:

@@ -28,12 +28,14 @@ class CacheGroup:
 
     layers: layer name -> tensor name -> its shape. sliding_window: tokens that a query can see, itself
     included; None is all of them. A group with a window gives blocks back that no later token can see.
+    num_scratch_blocks: rows behind the blocks of every tensor that are the component's own; no table names them.
     """
 
     name: str
     block_size: int
     layers: Mapping[str, Mapping[str, CacheTensor]]
     sliding_window: int | None = None
+    num_scratch_blocks: int = 0
 
     @property
     def block_bytes(self) -> int:
@@ -41,10 +43,11 @@ class CacheGroup:
         return sum(t.block_bytes for layer in self.layers.values() for t in layer.values())
 
     def allocate(self, num_blocks: int, device: torch.device) -> GroupCache:
-        """Zeroed tensors [num_blocks, *block_shape] of every layer. Block 0 is the null block."""
+        """Zeroed tensors [num_blocks + num_scratch_blocks, *block_shape] of every layer. Block 0 is the null block."""
+        num_rows = num_blocks + self.num_scratch_blocks
         return {
             layer: {
-                name: torch.zeros((num_blocks, *t.block_shape), dtype=t.dtype, device=device)
+                name: torch.zeros((num_rows, *t.block_shape), dtype=t.dtype, device=device)
                 for name, t in tensors.items()
             }
             for layer, tensors in self.layers.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -38,5 +38,7 @@ class ModelConfig:
     block_size: int
     num_draft_tokens: int = 0  # K
     attention_backend: str | None = None
+    fused_layers: bool = True  # rewrite what is recognised of a model; False keeps its own modules
     load_format: Literal["auto", "dummy"] = "auto"
     progress: Callable[[str, int, int], None] | None = None  # (what, done, total)
+    options: Mapping[str, Any] = field(default_factory=dict)  # out of `ModelState.options`

@@ -56,6 +56,7 @@ class ModelState(Component, ABC):
     name: unique among installed model states. api_version: the contract's version it was written for.
     architectures: transformers' class names that it claims. fallback: takes models that nobody claims.
     capabilities: names out of `CAPABILITIES`; what is missing is switched off, or refused if asked for.
+    options: settings of its own that a user may give as `model_options`: name -> what it is, in a line.
     components: filled by `__init__`; their hooks are bound after the model state's own, in this order.
     vocab_size: columns of the logits, set by `__init__`.
     """
@@ -65,6 +66,7 @@ class ModelState(Component, ABC):
     architectures: ClassVar[tuple[str, ...]] = ()
     fallback: ClassVar[bool] = False
     capabilities: ClassVar[frozenset[str]] = frozenset()
+    options: ClassVar[Mapping[str, str]] = {}
 
     components: Sequence[Component]
     vocab_size: int
