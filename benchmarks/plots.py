@@ -60,20 +60,25 @@ def barh_panels(path: Path, title: str, panels: Mapping[str, Mapping[str, float]
 
 
 def stacked_bars(
-    path: Path, title: str, names: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str
+    path: Path,
+    title: str,
+    names: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    unit: str,
+    labels: Sequence[str] = (),
 ) -> None:
-    """One horizontal bar for each name, made of parts in the order given."""
+    """One horizontal bar for each name, made of parts in the order given. labels: at its end, not the sum."""
     figure, (axis,) = _figure(1, 9.0, 1.6 + 0.5 * len(names))
     left = [0.0] * len(names)
     for colour, (part, values) in zip(COLOURS, parts.items(), strict=False):
         axis.barh(range(len(names)), values, left=left, color=colour, label=part)
         left = [start + value for start, value in zip(left, values, strict=True)]
     for row, total in enumerate(left):
-        axis.text(total, row, f" {total:.3g}", va="center", fontsize=8)
+        axis.text(total, row, f" {labels[row] if labels else f'{total:.3g}'}", va="center", fontsize=8)
     axis.set_yticks(range(len(names)), names, fontsize=9)
     axis.invert_yaxis()
     axis.set_xlabel(unit, fontsize=9)
-    axis.set_xlim(0, 1.1 * (max(left) or 1.0))
+    axis.set_xlim(0, (1.3 if labels else 1.1) * max(left, default=1.0))
     axis.grid(axis="x", color="#e4e4e4")
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _save(figure, path, title)

@@ -1,11 +1,12 @@
-"""Where the time and the memory of a steady decode step go, for several numbers of requests.
+"""Where the time and the memory of a step go: steady decode steps, steps that mix prefill and decode, and prefill.
 
     python benchmarks/profile_step.py --json profile.json --plot profile.svg
 
-Every request has a prompt of 128 ids and decodes. *Host* is the CPU time that the calling thread spends in
-`Engine.step` without its waits for the device; *wall* is the time between steps. Device time is the sum of the
-durations that torch.profiler gives the device's operations, ours by the file that defines them (replays are taken
-apart into their kernels). *Calls* are those of the CUDA runtime and driver, launches and replays included.
+Columns: decode steps of so many requests, each with a prompt of 128 ids; *mixed*, steps from the middle of W3, in which
+some requests are prefilled while most decode; *prefill*, all of W4 (32,768 tokens). *Host* is the CPU time that the
+calling thread spends in `Engine.step` without its waits for the device; *wall* is the time between steps. Device time
+is the sum of the durations that torch.profiler gives the device's operations, ours by the file that defines them
+(replays are taken apart into their kernels). *Calls* are those of the CUDA runtime and driver, replays included.
 """
 
 from __future__ import annotations
@@ -15,38 +16,74 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import MODELS, Report, make_parser, open_llm, run_script, show_table
+from common import MAX_NUM_REQS, MODELS, Report, make_parser, open_llm, run_script, show_table
 from plots import stacked_bars
-from step_profile import CLASSES, device_profile, host_time, memory, steady_decode
-from workloads import Workload
+from step_profile import CLASSES, device_profile, host_time, memory, start
+from workloads import Job, Workload, workloads
 
 from core_runner import LLM
 
+Found = dict[str, Any]
 
-def profile_requests(llm: LLM, model: str, num_reqs: int, prompt_len: int, steps: int) -> dict[str, Any]:
-    """One number of requests: host, wall and device time of a step."""
+
+def profile_decode(llm: LLM, model: str, num_reqs: int, prompt_len: int, steps: int) -> Found:
+    """Steady decode steps of one number of requests."""
     num_output = 3 * steps + 48  # the first ones decode while others are prefilled
     jobs = Workload("", num_reqs, prompt_len, num_output).jobs(MODELS[model]["vocab_size"])
-    step = steady_decode(llm, [job.prompt for job in jobs], num_output)
-    for _ in range(steps):
-        step()  # records what is missing
-    found = host_time(step, steps) | device_profile(step, min(steps, 8))
+    start(llm, jobs)
+    while llm.engine.stats().waiting:
+        llm.engine.step()
+    return profile_on(llm, steps, steps)
+
+
+def profile_mixed(llm: LLM, jobs: Sequence[Job], skipped: int, steps: int) -> Found:
+    """Steps from the middle of a workload whose requests come and go; their shapes have been met before."""
+    start(llm, jobs)
+    profile_on(llm, skipped, 2 * steps)
+    start(llm, jobs)
+    return profile_on(llm, skipped, steps)
+
+
+def profile_prefill(llm: LLM, jobs: Sequence[Job]) -> Found:
+    """The whole of a workload, as one step."""
+
+    def run() -> None:
+        start(llm, jobs)
+        while llm.engine.has_unfinished:
+            llm.engine.step()
+
+    for _ in range(2):
+        run()
+    return host_time(run, 1, wait=True) | device_profile(run, 1)
+
+
+def profile_on(llm: LLM, skipped: int, steps: int) -> Found:
+    """Steps after the next `skipped` ones, first timed and then profiled; then every request is given up."""
+    for _ in range(skipped):
+        llm.engine.step()
+    found = host_time(llm.engine.step, steps) | device_profile(llm.engine.step, min(steps, 16))
     llm.engine.abort_all()
     return found
 
 
 def measure(args: argparse.Namespace) -> Report:
-    """All numbers of requests, on one engine that has slots for the largest."""
-    prompt_len, most = (8, 8) if args.small else (128, 1024)
-    counts = args.requests or ([1, 4, 8] if args.small else [1, 64, 256, 1024])
-    num_steps = args.steps or (4 if args.small else 64)
-    sizes = {} if args.small else {"max_model_len": 512}
-    with open_llm(args.model, args.small, max_num_reqs=max(most, *counts), **sizes) as llm:
-        steps = {}
-        for count in counts:
-            steps[str(count)] = profile_requests(llm, args.model, count, prompt_len, num_steps)
-            print(f"{count} requests: {steps[str(count)]['wall_ms']:.3f} ms a step", flush=True)
-        return {"steps": steps, "memory_gib": memory(llm)}
+    """Every column, on engines with slots for 256 requests, or for as many as a column wants."""
+    small = args.small
+    counts = args.requests or ([1, 4, 8] if small else [1, 64, 256, 1024])
+    num_steps, prompt_len = args.steps or (2 if small else 64), 8 if small else 128
+    works = {name: work.jobs(MODELS[args.model]["vocab_size"]) for name, work in workloads(small).items()}
+    steps: dict[str, Found] = {}
+    with open_llm(args.model, small) as llm:
+        for count in (count for count in counts if count <= MAX_NUM_REQS[small]):
+            steps[f"{count}"] = profile_decode(llm, args.model, count, prompt_len, num_steps)
+        steps["mixed"] = profile_mixed(llm, works["W3"], 2 if small else 120, num_steps)
+        steps["prefill"] = profile_prefill(llm, works["W4"])
+        held = memory(llm)
+    for count in (count for count in counts if count > MAX_NUM_REQS[small]):
+        with open_llm(args.model, small, max_num_reqs=count, max_model_len=512) as llm:
+            steps[f"{count}"] = profile_decode(llm, args.model, count, prompt_len, num_steps)
+    in_order = sorted(steps, key=lambda name: int(name) if name.isdigit() else max(counts) + 1)
+    return {"steps": {name: steps[name] for name in in_order}, "memory_gib": held}
 
 
 def show(report: Report) -> None:
@@ -65,21 +102,25 @@ def show(report: Report) -> None:
     rows += [[f"  {name} ms", *(s["classes_ms"][name] for s in steps.values())] for name in CLASSES]
     calls = dict.fromkeys(call for found in steps.values() for call in found["calls"])
     rows += [[f"  {call}", *(found["calls"].get(call, 0.0) for found in steps.values())] for call in calls]
-    show_table("a decode step of so many requests", ["", *steps], rows)
+    show_table("a step", ["", *steps], rows)
     show_table("memory", ["", "GiB"], [[name, size] for name, size in report["memory_gib"].items()])
     for count, found in steps.items():
-        title = f"longest device operations of a step of {count}"
+        title = f"longest device operations, {count}"
         show_table(title, ["", "class", "ms", "times"], [list(kernel) for kernel in found["top"]])
 
 
 def plot(report: Report, path: Path) -> None:
-    """Device time by class, a bar for each number of requests."""
-    steps = report["steps"]
-    parts = {name: [found["classes_ms"][name] for found in steps.values()] for name in CLASSES}
-    names = [f"{count} requests\n(host {found['host_ms']:.2f} ms)" for count, found in steps.items()]
+    """Each class's share of the device's time, a bar for each column."""
+    steps = {name: found for name, found in report["steps"].items() if found["device_ms"]}
+    parts = {
+        name: [100 * found["classes_ms"][name] / found["device_ms"] for found in steps.values()]
+        for name in CLASSES
+    }
+    names = [f"decode, {name}" if name.isdigit() else name for name in steps]
+    labels = [f"{s['device_ms']:.2f} ms (wall {s['wall_ms']:.2f})" for s in steps.values()]
     environment = report["environment"]
-    title = f"Device time of a decode step, {environment['model']}, {environment['machine']}"
-    stacked_bars(path, title, names, parts, "milliseconds")
+    title = f"Device time of a step, {environment['model']}, {environment['machine']}"
+    stacked_bars(path, title, names, parts, "% of the device's time", labels)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

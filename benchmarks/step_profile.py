@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from common import greedy, synchronize
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from workloads import Job
 
 from core_runner import LLM
 from core_runner.request import Request
@@ -44,6 +46,7 @@ OF_NAME = {
     r"flash|fmha|attention": "attention",
     r"gemm|nvjet|cutlass|cublas|gemv|splitk|xmma": "matmul",
 }
+_NUMBERS = itertools.count()
 _OTHERWISE = "norm, rope, elementwise"
 _PACKAGES = ("core_runner", "model_states", "model_states_decoder", "model_states_mamba")
 _JITTED = re.compile(r"@triton\.jit[^\n]*\n(?:@[^\n]*\n)*def (\w+)")
@@ -95,17 +98,21 @@ class WaitMeter:
             torch.cuda.Event.synchronize = original  # type: ignore[method-assign]
 
 
-def host_time(step: Callable[[], object], steps: int) -> dict[str, float]:
+def host_time(step: Callable[[], object], steps: int, wait: bool = False) -> dict[str, float]:
     """Milliseconds of a step: CPU time of the calling thread without its waits, and wall time.
 
-    Nothing is waited for in between, so the device stays one step behind as in use.
+    Nothing is waited for in between, so the device stays one step behind as in use; wait: for the last one's end.
     """
+    synchronize()
     meter = WaitMeter()
     with meter.measuring():
         cpu, wall = time.thread_time(), time.perf_counter()
         for _ in range(steps):
             step()
-        cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+        cpu = time.thread_time() - cpu
+    if wait:
+        synchronize()
+    wall = time.perf_counter() - wall
     return {"host_ms": 1000 * (cpu - meter.seconds) / steps, "wall_ms": 1000 * wall / steps}
 
 
@@ -137,15 +144,11 @@ def device_profile(step: Callable[[], object], steps: int, top: int = 14) -> dic
     }
 
 
-def steady_decode(llm: LLM, prompts: list[list[int]], num_output: int) -> Callable[[], object]:
-    """Prefill the prompts, and give the function that runs one decode step of all of them."""
-    engine = llm.engine
-    for index, prompt in enumerate(prompts):
-        engine.add_request(Request(f"steady-{num_output}-{index}", prompt, greedy(num_output), seed=index))
-    started: set[str] = set()
-    while len(started) < len(prompts):
-        started.update(update.request.req_id for update in engine.step())
-    return engine.step
+def start(llm: LLM, jobs: Sequence[Job]) -> None:
+    """Queue the jobs, under names that are used once."""
+    first = next(_NUMBERS)
+    for index, job in enumerate(jobs):
+        llm.engine.add_request(Request(f"{first}-{index}", job.prompt, greedy(job.num_output), seed=index))
 
 
 def memory(llm: LLM) -> dict[str, float]:

@@ -62,8 +62,8 @@ def test_arrivals_are_poisson_and_always_the_same() -> None:
 
 
 def test_profile_step(run_small) -> None:
-    report = run_small(profile_step, "--requests", "1", "3", "--steps", "2")
-    assert list(report["steps"]) == ["1", "3"]
+    report = run_small(profile_step, "--requests", "1", "9", "3", "--steps", "2")
+    assert list(report["steps"]) == ["1", "3", "9", "mixed", "prefill"]
     for found in report["steps"].values():
         assert found["wall_ms"] > 0
         assert found["device_ms"] == pytest.approx(sum(found["classes_ms"].values()))
