@@ -125,15 +125,21 @@ class TransformersModel:
         self.config = model.config.get_text_config()
         self.architecture = type(model).__name__
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self._backbone = model.base_model
+        self.backbone: nn.Module = model.base_model
+        self.fused: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
         self._head = _head_only(model)
 
     @torch.inference_mode()
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, **inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden] of int64 input_ids and positions [num_tokens]."""
-        outputs = self._backbone(
+        """Hidden states [num_tokens, hidden] of int64 input_ids and positions [num_tokens].
+
+        With inputs of its own a step goes through transformers' backbone, which `fused` knows nothing of.
+        """
+        if self.fused is not None and not inputs:
+            return self.fused(input_ids, positions)
+        outputs = self.backbone(
             input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **inputs
         )
         hidden_states: torch.Tensor = outputs[0][0]

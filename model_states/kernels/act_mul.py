@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -45,7 +46,18 @@ def activated(x, ACT: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _act_mul_kernel(gate_up, out, stride, SIZE: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _act_mul_kernel(
+    gate_up,
+    out,
+    stride,
+    SIZE: tl.constexpr,
+    ACT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -64,7 +76,14 @@ def act_mul_triton(
         return
     block, num_warps = shape or launch_shape(num_rows, size)
     _act_mul_kernel[(num_rows, triton.cdiv(size, block))](
-        gate_up, out, gate_up.stride(0), SIZE=size, ACT=act, BLOCK=block, num_warps=num_warps
+        gate_up,
+        out,
+        gate_up.stride(0),
+        SIZE=size,
+        ACT=act,
+        BLOCK=block,
+        num_warps=num_warps,
+        **programmatic_launch(out),
     )
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
 MAX_SIZE = 32768  # a program holds a row
@@ -94,17 +95,25 @@ def _add_norm_kernel(
     PRE_ROUNDS_FIRST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    if PDL:
+        gdc_launch_dependents()
     dtype: tl.constexpr = x.dtype.element_ty
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
-    inside = (rows < num_rows) & (columns < SIZE)
     within = columns < SIZE
+    inside = (rows < num_rows) & within
+    if HAS_POST:
+        after = tl.load(post_weight + columns, mask=within, other=0.0).to(tl.float32)
+    if HAS_PRE:
+        before = tl.load(pre_weight + columns, mask=within, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
     y = tl.load(x + rows * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_POST:
-        weight = tl.load(post_weight + columns, mask=within, other=0.0).to(tl.float32)
         mean_square = tl.sum(y * y, 1)[:, None] / SIZE
-        y = normalised(y, mean_square, weight, post_eps, POST_ROUNDS_FIRST, dtype)
+        y = normalised(y, mean_square, after, post_eps, POST_ROUNDS_FIRST, dtype)
     y = (y * multiplier).to(dtype).to(tl.float32)
     if HAS_RESIDUAL:
         at = residual + rows * residual_stride + columns
@@ -112,9 +121,8 @@ def _add_norm_kernel(
         tl.store(at, total, mask=inside)
         y = total.to(tl.float32)
     if HAS_PRE:
-        weight = tl.load(pre_weight + columns, mask=within, other=0.0).to(tl.float32)
         mean_square = tl.sum(y * y, 1)[:, None] / SIZE
-        y = normalised(y, mean_square, weight, pre_eps, PRE_ROUNDS_FIRST, dtype)
+        y = normalised(y, mean_square, before, pre_eps, PRE_ROUNDS_FIRST, dtype)
         tl.store(out + rows * out_stride + columns, y.to(dtype), mask=inside)
 
 
@@ -155,6 +163,7 @@ def add_norm_triton(
         ROWS=rows,
         BLOCK=triton.next_power_of_2(size),
         num_warps=num_warps,
+        **programmatic_launch(x),
     )
 
 

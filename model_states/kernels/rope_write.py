@@ -27,6 +27,7 @@ import torch
 from model_states.attention.torch_backend import write_cache_torch
 from model_states.kernels.add_norm import RMSNorm, normalised, rms_norm_torch
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
 
@@ -96,7 +97,8 @@ def rope_write_torch(
         x = x.view(x.shape[0], -1, heads.head_size)
         x = x if norm is None else rms_norm_torch(x, norm)
         ready.append(x if rotary is None else rotate_torch(x, rotary))
-    q.copy_(ready[0].flatten(1))
+    if q_norm is not None or rotary is not None:
+        q.copy_(ready[0].flatten(1))
     write_cache_torch(
         ready[1],
         v.view(v.shape[0], heads.num_kv_heads, heads.head_size_v),
@@ -193,7 +195,11 @@ def _rope_write_kernel(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     Q_PARTS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
@@ -304,6 +310,7 @@ def rope_write_triton(
         BLOCK_REST=triton.next_power_of_2(max(1, heads.head_size - paired)),
         BLOCK_V=triton.next_power_of_2(heads.head_size_v),
         num_warps=num_warps,
+        **programmatic_launch(qkv),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from model_states import InputBatch, ModelConfig, ModelState
 from model_states.components import PagedAttention
 from model_states.loading import load_transformers_model
+from model_states.rewrites import fuse_layers
 from model_states.transformers_bridge import (
     ATTN_IMPLEMENTATION,
     TransformersModel,
@@ -76,11 +77,14 @@ class DecoderState(ModelState):
         attention = PagedAttention(config, specs)
         for i, layer in latent.items():
             layer.layer = attention.layers[i]
-        self.model.bind(calls, [latent.get(i, layer) for i, layer in enumerate(attention.layers)])
+        layers = [latent.get(i, layer) for i, layer in enumerate(attention.layers)]
+        self.model.bind(calls, layers)
         self.components = [attention]
         self.vocab_size = self.model.vocab_size
         if self.model.architecture not in self.architectures:
             check_paged_equals_eager(self.model, attention, config)
+        if config.fused_layers:
+            fuse_layers(self.model, calls, layers, config.max_model_len)
 
     @classmethod
     def embedded_model(cls) -> Path | None:

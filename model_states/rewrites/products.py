@@ -1,0 +1,53 @@
+"""The products of a fused layer, and one weight for several of the model's linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from model_states.kernels.linear import linear
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """weight [m, k] and bias [m]; calling it gives x . weight^T + bias."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The product of x [n, k], plus residual [n, m] where given; a new tensor [n, m]."""
+        return linear(x, self.weight, self.bias, residual=residual)
+
+
+def linears_of(module: nn.Module) -> list[nn.Linear]:
+    """The direct children that are torch's own linear layers; a subclass may do anything."""
+    return [child for child in module.children() if isinstance(child, nn.Linear) and type(child) is nn.Linear]
+
+
+@torch.no_grad()
+def merged(linears: Sequence[nn.Linear]) -> Projection:
+    """One projection for several of the same input; their parameters become views of its own.
+
+    So no memory is taken twice, names and values of the state dict stay, and a weight that is changed in place is
+    changed in both.
+    """
+    if len(linears) == 1:
+        return Projection(linears[0].weight, linears[0].bias)
+    weight = _shared([linear.weight for linear in linears])
+    if all(linear.bias is None for linear in linears):
+        return Projection(weight, None)
+    biases = [
+        weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears
+    ]
+    return Projection(weight, _shared(biases))
+
+
+def _shared(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    whole = torch.cat([part.detach() for part in parts])
+    for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = view
+    return whole
