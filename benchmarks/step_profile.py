@@ -159,7 +159,9 @@ def memory(llm: LLM) -> dict[str, float]:
     if torch.cuda.is_available():
         # Graphs record into memory pools of their own; (0, 0) is everybody's.
         segments = torch.cuda.memory_snapshot()
-        found["graphs"] = sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
+        found["graphs"] = sum(
+            s["total_size"] for s in segments if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)
+        )
         found["most_in_torch"] = torch.cuda.max_memory_reserved()
         free, total = torch.cuda.mem_get_info()
         found["outside_torch"] = total - free - torch.cuda.memory_reserved()
