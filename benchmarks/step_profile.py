@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import itertools
 import re
@@ -34,7 +35,7 @@ CLASSES = (
 )
 # Our own kernels by the file they are defined in, others by their names; the first pattern found decides.
 OF_FILE = {
-    r"plugins|model_states_\w+/": "state",
+    r"^model_states_|state_rows|copy_rows": "state",
     r"/sampling/": "sampler",
     r"core_runner/kernels|staged_write": "input preparation",
     r"rope|norm": "norm, rope, elementwise",
@@ -48,15 +49,15 @@ OF_NAME = {
 }
 _NUMBERS = itertools.count()
 _OTHERWISE = "norm, rope, elementwise"
-_PACKAGES = ("core_runner", "model_states", "model_states_decoder", "model_states_mamba")
 _JITTED = re.compile(r"@triton\.jit[^\n]*\n(?:@[^\n]*\n)*def (\w+)")
 
 
 @cache
 def kernel_files() -> dict[str, str]:
-    """Name of each Triton function of the installed packages -> its file."""
+    """Name of each Triton function of ours, and of the installed plugins -> its file."""
+    plugins = {point.module.split(".")[0] for point in importlib.metadata.entry_points(group="model_states")}
     files = {}
-    for package in _PACKAGES:
+    for package in ("core_runner", "model_states", *sorted(plugins)):
         spec = importlib.util.find_spec(package)
         for root in (spec.submodule_search_locations or []) if spec else []:
             for path in Path(root).rglob("*.py"):
