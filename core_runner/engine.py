@@ -59,6 +59,7 @@ class Engine:
     def validate(self, request: Request) -> None:
         """Raise the `RequestError` with which a request can never be served."""
         self.scheduler.validate(request)
+        self._name_inputs(request)
         if request.sampling_params.structured_output is not None:
             try:
                 self._require_grammars().check(request.sampling_params)
@@ -71,6 +72,7 @@ class Engine:
         if structured is not None and request.constraint is None:
             self.validate(request)
             request.constraint = self._require_grammars().constrain(structured)
+        self._name_inputs(request)
         self.scheduler.add_request(request)
 
     def abort(self, req_id: str) -> bool:
@@ -105,7 +107,7 @@ class Engine:
         if self._in_flight and (scheduled is None or len(self._in_flight) > self._depth):
             oldest, output = self._in_flight.popleft()
             updates += self.scheduler.update(oldest, output.get_output())
-        elif scheduled is None and self.scheduler.has_unfinished:
+        elif scheduled is None and self.scheduler.has_unfinished and not self._flush():
             time.sleep(_PAUSE_S)  # every request waits for its grammar, whose thread needs the time
         self._elapsed_s += time.perf_counter() - started
         return updates
@@ -115,6 +117,14 @@ class Engine:
         if not len(scheduled.constrained):
             return scheduled.output
         return self._require_grammars().add_bitmask(scheduled)
+
+    def _name_inputs(self, request: Request) -> None:
+        """Have model inputs checked and named by content, once: completions of a prompt take over its names."""
+        if not request.input_keys:
+            try:
+                request.input_keys = self.runner.hooks.input_keys(request)
+            except ValueError as error:
+                raise RequestError(f"request {request.req_id!r}: {error}") from error
 
     def _require_grammars(self) -> Grammars:
         if self.grammars is None:
@@ -134,9 +144,14 @@ class Engine:
         """With no request left: read what is in flight and have the runner give up the last slots."""
         while self.has_unfinished:
             self.step()
+        self._flush()
+
+    def _flush(self) -> bool:
+        """Have the runner give up slots without a step: what they held may be what the next request waits for."""
         removals = self.scheduler.flush()
         if removals is not None:
             self.runner.execute_model(removals)
+        return removals is not None
 
     def stats(self) -> EngineStats:
         """Counters and free resources as the host knows them now."""
@@ -187,6 +202,7 @@ class Engine:
                     state.vocab_size,
                 ),
                 explain_refusal=self.runner.processors.explain_refusal,
+                reserve=self.runner.hooks.reserve,
             ),
             groups,
             [self.runner.num_blocks] * len(groups),

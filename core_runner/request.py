@@ -73,6 +73,7 @@ class Request:
     prompt_token_ids: the user's tokens, converted to int32 [prompt_len].
     seed: stream of the request in [0, 2**63); None takes the parameters' seed, or draws one that is kept.
     group, index: the prompt's completions, where there are several, and which of them this is.
+    input_keys: names of the model inputs' content, by which prefix blocks are shared; the engine asks for them.
     stop_token_ids: ids that end the request; the scheduler adds the model's end ids at admission.
     arrival: order of arrival. rank: (priority or 0, arrival), smaller runs earlier. The scheduler sets both.
     max_total_len: most tokens of prompt and output together, set by the scheduler.
@@ -93,6 +94,7 @@ class Request:
     model_inputs: Mapping[str, Any] = field(default_factory=dict)
     group: PromptGroup | None = None
     index: int = 0
+    input_keys: Mapping[str, bytes] = field(default_factory=dict)
     # Copied from the parameters, so that the scheduler reads one object.
     priority: int = field(init=False)
     cache_salt: str = field(init=False)

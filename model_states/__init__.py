@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from model_states.batch import InputBatch, RemoveReason, RequestView
+    from model_states.batch import InputBatch, RemoveReason, RequestInputs, RequestView
     from model_states.binding import Hooks, bind
     from model_states.cache import CacheGroup, Caches, CacheTensor, GroupCache
     from model_states.config import CheckpointConfig, ModelConfig
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from model_states.sampler import Sampler, SamplerOutput
 
 _HOMES = {
-    "batch": ("InputBatch", "RemoveReason", "RequestView"),
+    "batch": ("InputBatch", "RemoveReason", "RequestInputs", "RequestView"),
     "binding": ("Hooks", "bind"),
     "cache": ("CacheGroup", "CacheTensor", "Caches", "GroupCache"),
     "config": ("CheckpointConfig", "ModelConfig"),
@@ -80,6 +80,7 @@ __all__ = [
     "PluginRow",
     "PluginVersionError",
     "RemoveReason",
+    "RequestInputs",
     "RequestView",
     "Sampler",
     "SamplerOutput",

@@ -14,28 +14,36 @@ RemoveReason = Literal["finished", "preempted", "aborted"]
 IntArray = npt.NDArray[np.int32]
 
 
-class RequestView(Protocol):
-    """What `add_request` may read of an admission. A resumed request has `prefill_len > prompt_len`."""
+class RequestInputs(Protocol):
+    """What hooks may read of a request that has no slot yet."""
 
     @property
     def req_id(self) -> str:
         """The caller's name of the request."""
 
     @property
-    def prefill_token_ids(self) -> Sequence[int] | npt.NDArray[np.int32]:
-        """Every token known at admission, [prefill_len]."""
-
-    @property
     def prompt_len(self) -> int:
         """Tokens of the user's prompt."""
 
     @property
-    def num_computed_tokens(self) -> int:
-        """Tokens whose state is in the cache already (a prefix hit)."""
-
-    @property
     def model_inputs(self) -> Mapping[str, Any]:
         """What the model needs beside tokens."""
+
+    @property
+    def input_keys(self) -> Mapping[str, bytes]:
+        """What the hook `input_keys` said of the model inputs; empty where nobody asked it."""
+
+
+class RequestView(RequestInputs, Protocol):
+    """What `add_request` may read of an admission. A resumed request has `prefill_len > prompt_len`."""
+
+    @property
+    def prefill_token_ids(self) -> Sequence[int] | npt.NDArray[np.int32]:
+        """Every token known at admission, [prefill_len]."""
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose state is in the cache already (a prefix hit)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from model_states.interface import Component
 if TYPE_CHECKING:
     import torch
 
-    from model_states.batch import InputBatch, RemoveReason, RequestView
+    from model_states.batch import InputBatch, RemoveReason, RequestInputs, RequestView
     from model_states.cache import CacheGroup, Caches
     from model_states.config import ModelConfig
     from model_states.logits_processor import LogitsProcessor
@@ -73,14 +73,16 @@ class Hooks:
 
     cache_groups: Callable[[], list[CacheGroup]]
     init_caches: Callable[[Caches], None]
+    input_keys: Callable[[RequestInputs], Mapping[str, bytes]]
+    reserve: Callable[[RequestInputs], Mapping[str, str]]
     add_request: Callable[[int, RequestView], None]
     remove_request: Callable[[int, RemoveReason], None]
     apply_staged_writes: Callable[[], None]
+    run_encoder: Callable[[InputBatch], None]
     preprocess_state: Callable[[InputBatch], None]
     prepare_attn: Callable[[InputBatch], None]
     prepare_inputs: Callable[[InputBatch], Mapping[str, torch.Tensor]]
     prepare_dummy_inputs: Callable[[int, int], Mapping[str, torch.Tensor]]
-    run_encoder: Callable[[InputBatch], None]
     after_forward: Callable[[InputBatch, torch.Tensor], None]
     postprocess_state: Callable[[InputBatch, torch.Tensor, torch.Tensor], None]
     custom_sampler: Callable[[Sampler], Sampler]

@@ -28,6 +28,8 @@ HOT_HOOKS: Final = tuple(HOT_HOOK_ARGUMENTS)
 _COMBINE: Final[dict[str, Combine]] = {
     "cache_groups": "concatenate",
     "logits_processors": "concatenate",
+    "input_keys": "merge",
+    "reserve": "merge",
     "prepare_inputs": "merge",
     "prepare_dummy_inputs": "merge",
     "custom_sampler": "chain",

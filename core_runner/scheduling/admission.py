@@ -147,6 +147,8 @@ class Admission:
         if not self._cache.can_admit(request.num_tokens, hit, headroom):
             self._blocked = (request.arrival, self._cache.num_free_blocks)
             return None, 0
+        if self._config.reserve is not None and self._config.reserve(request):
+            return None, 0
         self._queue.pop()
         count = min(left, budget)
         slot = self._slots.admit(request, hit.num_tokens)
@@ -175,4 +177,5 @@ def _describe(request: Request, slot: int, num_cached: int) -> NewRequest:
         num_computed_tokens=num_cached,
         num_scored_tokens=request.num_scored_tokens,
         model_inputs=request.model_inputs,
+        input_keys=request.input_keys,
     )

@@ -64,8 +64,8 @@ class CacheManager:
         return self._is_public(request) or (request.group is not None and self._share_prompts)
 
     def _is_public(self, request: Request) -> bool:
-        """Whether everybody may hit the blocks: tokens alone do not describe a request with model inputs."""
-        return self._enable_prefix_caching and not request.model_inputs
+        """Whether everybody may hit the blocks: tokens alone do not describe a request with model inputs, keys do."""
+        return self._enable_prefix_caching and (not request.model_inputs or bool(request.input_keys))
 
     def join_group(self, request: Request) -> None:
         """Settle how a request that has come shares blocks with the other completions of its prompt."""

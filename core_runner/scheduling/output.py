@@ -26,6 +26,7 @@ class NewRequest:
     num_scored_tokens: with prompt_logprobs, leading tokens whose next id was scored in earlier steps. The runner
         scores the rest of the prompt, so `num_computed_tokens` must not skip any of it.
     model_inputs: what a model state needs beside tokens (audio features, ...); opaque to the core.
+    input_keys: what the hook `input_keys` says of them; empty has each model state find out by itself.
     """
 
     req_id: str
@@ -37,6 +38,7 @@ class NewRequest:
     num_computed_tokens: int = 0
     num_scored_tokens: int = 0
     model_inputs: Mapping[str, Any] = field(default_factory=dict)
+    input_keys: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def prefill_len(self) -> int:

@@ -102,8 +102,7 @@ class PrefixCache:
         chain = request.block_hashes.setdefault(block_size, [])
         if len(chain) >= num_blocks:
             return chain
-        # The salt is the root of the chain, so chains of different salts never meet.
-        parent = chain[-1] if chain else _hash(b"", request.cache_salt.encode())
+        parent = chain[-1] if chain else _root(request)
         start = len(chain) * block_size
         tokens = request.token_ids(start, num_blocks * block_size).tobytes()
         step = 4 * block_size
@@ -111,6 +110,14 @@ class PrefixCache:
             parent = _hash(parent, tokens[offset : offset + step])
             chain.append(parent)
         return chain
+
+
+def _root(request: Request) -> bytes:
+    """Parent of a first block: chains of different salts, or of different model inputs, never meet."""
+    root = _hash(b"", request.cache_salt.encode())
+    for name in sorted(request.input_keys):
+        root = _hash(_hash(root, name.encode()), request.input_keys[name])
+    return root
 
 
 def _hash(parent: bytes, content: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -25,6 +25,7 @@ class SchedulerConfig:
     share_prompts: completions of one prompt share its blocks, also without prefix caching; False is for a model
     that cannot. prompt_logprobs: bounds for requests that ask for them; None sets none.
     explain_refusal: why the runner cannot serve these parameters, None if it can; asked at admission.
+    reserve: what an admission lacks beside blocks, empty if nothing; asked last, so that an admission follows.
     """
 
     max_num_reqs: int
@@ -39,6 +40,7 @@ class SchedulerConfig:
     share_prompts: bool = True
     prompt_logprobs: PromptLogprobsLimits | None = None
     explain_refusal: Callable[[SamplingParams], str | None] | None = None
+    reserve: Callable[[Request], Mapping[str, str]] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values with which no step could be scheduled."""

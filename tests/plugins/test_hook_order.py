@@ -37,6 +37,16 @@ class Recorder(Component):
         self.note("init_caches", caches)
 
     @hookimpl
+    def input_keys(self, request):
+        self.note("input_keys", request.req_id, request.prompt_len, dict(request.model_inputs))
+        return {}
+
+    @hookimpl
+    def reserve(self, request):
+        self.note("reserve", request.req_id, dict(request.input_keys))
+        return {}
+
+    @hookimpl
     def add_request(self, slot, request):
         self.note("add_request", slot, request.req_id, request.prompt_len, list(request.prefill_token_ids))
 
@@ -138,7 +148,8 @@ def test_hooks_run_in_the_documented_order(model, toy):
     names = [name for name, _ in recorder.calls]
     start = names.index("add_request")
     assert names[:3] == ["cache_groups", "logits_processors", "custom_sampler"]
-    assert set(names[3:start]) <= {"init_caches", "prepare_attn", "prepare_dummy_inputs"}
+    assert names[start - 2 : start] == ["input_keys", "reserve"]
+    assert set(names[3 : start - 2]) <= {"init_caches", "prepare_attn", "prepare_dummy_inputs", "input_keys"}
     # Two chunks of the prompt, then one step for the second token.
     steps = [name for name in names[start:] if name not in ("add_request", "remove_request")]
     assert steps[: 3 * len(STEP)] == list(STEP) * 3
@@ -186,3 +197,56 @@ def test_batches_and_results_have_the_documented_shapes(model, toy):
     assert sum(map(sum, sampled)) >= 6
     assert any(0 in rows for rows in sampled), "a chunk that is not the last one samples nothing"
     assert all(not any(rejected) for _, _, rejected in recorder.named("postprocess_state"))
+
+
+class Gate(Component):
+    """Names model inputs, and lets requests in one at a time."""
+
+    def __init__(self):
+        self.held = self.set_aside = 0
+
+    @hookimpl
+    def input_keys(self, request):
+        if "bad" in request.model_inputs:
+            raise ValueError("leave 'bad' out")
+        return {"gate": repr(request.model_inputs).encode()}
+
+    @hookimpl
+    def reserve(self, request):
+        if self.held + self.set_aside:
+            return {"gate": "one request is inside"}
+        self.set_aside = 1
+        return {}
+
+    @hookimpl
+    def add_request(self, slot):
+        self.held += 1
+
+    @hookimpl
+    def remove_request(self, slot):
+        self.held -= 1
+
+    @hookimpl
+    def apply_staged_writes(self):
+        self.set_aside = 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_short_makes_requests_wait(is_async, model, toy):
+    gate, recorder = Gate(), Recorder()
+    options = {"max_num_reqs": 4, "device": "cpu", "async_scheduling": is_async}
+    llm = LLM(str(model), plugins=toy, extensions=[gate, recorder], **options)
+    greedy = SamplingParams(temperature=0.0, max_tokens=3)
+    prompts = [[1, 2], [3, 4, 5], [6]]
+    together = llm.generate(prompts, greedy)
+    assert [len(output.outputs[0].token_ids) for output in together] == [3, 3, 3]
+    assert {batch.num_reqs for (batch,) in recorder.named("run_encoder")} == {1}
+    assert (gate.held, gate.set_aside) == (0, 0)
+    assert together[1].outputs[0].token_ids == llm.generate(prompts[1], greedy)[0].outputs[0].token_ids
+
+
+def test_inputs_that_a_hook_refuses_are_refused_before_anything_starts(model, toy):
+    llm = LLM(str(model), plugins=toy, extensions=[Gate()], device="cpu")
+    with pytest.raises(ValueError, match="request 'request-1': leave 'bad' out"):
+        llm.generate([[1], {"prompt_token_ids": [2], "model_inputs": {"bad": 1}}])
+    assert llm.stats().steps == 0
