@@ -126,7 +126,9 @@ class TransformersModel:
         self.architecture = type(model).__name__
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.backbone: nn.Module = model.base_model
+        # Rewrites of the backbone (of input ids and positions) and of the head; see model_states/rewrites.
         self.fused: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+        self.fused_head: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._head = _head_only(model)
 
     @torch.inference_mode()
@@ -148,13 +150,16 @@ class TransformersModel:
     @torch.inference_mode()
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab_size] of hidden_states [n, hidden], with the model's own scaling and soft cap."""
+        if self.fused_head is not None:
+            return self.fused_head(hidden_states)
         logits: torch.Tensor = self._head(inputs_embeds=hidden_states[None]).logits[0]
         return logits
 
-    def attention_calls(self) -> list[AttentionCall]:
+    def attention_calls(self, *, every_layer: bool = True) -> list[AttentionCall]:
         """The attention layers in call order, found by running two tokens through the model.
 
-        Raises `UnsupportedModelError` when the attention of a layer is of a kind that paged attention cannot
+        every_layer: each layer makes one call and nothing else keeps state; False leaves that to the caller, who knows
+        of the other layers. Raises `UnsupportedModelError` when the attention of a layer is of a kind that paged attention cannot
         serve, or when some layers keep state elsewhere.
         """
         probe = _Probe(self.architecture)
@@ -163,7 +168,8 @@ class TransformersModel:
         positions = torch.arange(2, device=self.model.device)
         # Not the first ids: the embedding of a padding token may be zero, which looks like anything.
         self.forward((positions + self.vocab_size // 2) % self.vocab_size, positions)
-        _check_layers(self.architecture, self.config, probe.calls)
+        if every_layer:
+            _check_layers(self.architecture, self.config, probe.calls)
         return probe.calls
 
     def bind(self, calls: Sequence[AttentionCall], layers: Sequence[AttentionFn]) -> None:
