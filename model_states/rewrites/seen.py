@@ -17,6 +17,7 @@ from model_states.attention.torch_backend import write_cache_torch
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
+@torch.no_grad()
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """|got - expected| / |expected| over the whole tensors; NaN where that says nothing."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
