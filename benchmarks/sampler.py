@@ -1,12 +1,12 @@
 """Time of the sampler as a multiple of reading its logits once: 256 rows of 151,936 ids in bf16.
 
-    python benchmarks/sampler.py [--sweep] [--json FILE] [--check-only]
+    python benchmarks/sampler.py [--json FILE] [--check-only]
 
 Every case is first compared with the torch twins. The floor is the faster of a Triton kernel and torch's amax that
 read the same bytes. A timing is the replay of a CUDA graph of one call on each of several copies of the logits, so
 that neither the host nor the L2 cache counts; where a call cannot be captured, it is timed by events and marked.
 Beside it: the case as one writes it in torch, and FlashInfer's sampling where that is installed. Memory is the
-allocator's peak above what was allocated before the call. --sweep tries other launches of the two large kernels.
+allocator's peak above what was allocated before the call.
 """
 
 from __future__ import annotations
@@ -33,17 +33,15 @@ if not torch.cuda.is_available():
 from attention import best_seconds, show
 from sampler_cases import CASES, Case, make_batch, make_logits, make_sampler, straightforward
 
-from core_runner.sampling.kernels import gumbel_argmax, top_k_top_p
-from core_runner.sampling.kernels.noise import TARGET
 from model_states import InputBatch
 from model_states.kernels.triton_import import tl, triton
 
 MODULES = (
-    "bad_words gumbel_argmax logit_entries logprobs penalties processed_logits top_k_top_p working_logits"
+    "bad_words best_ids group_maxima gumbel_argmax logit_entries logprobs nucleus penalties processed_logits "
+    "top_k_top_p working_logits"
 ).split()
 KINDS = ("peaked", "flat")
 COPIES = 4
-DRAWS, SEARCHES = ("greedy", "temperature", "temperature 0.5"), ("top-p 0.9", "top-k 50, top-p 0.9")
 
 
 @triton.jit
@@ -194,43 +192,6 @@ def _try(call: Callable[[torch.Tensor], object], copies: list[torch.Tensor]) -> 
         return type(error).__name__
 
 
-def sweep_draws(name: str, copies: list[torch.Tensor], batch: InputBatch) -> list[dict[str, Any]]:
-    """Microseconds of `gumbel_argmax` under other launches, the ten best."""
-    (num_rows, vocab_size), device, found = copies[0].shape, copies[0].device, []
-    rows = make_sampler(CASES[name], num_rows, vocab_size, device).states.rows(batch, num_rows)
-    ids, failed = torch.empty_like(batch.positions), torch.empty(num_rows, dtype=torch.bool, device=device)
-    for cut in itertools.product((512, 1024, 2048), (4, 8, 16), (1, 2, 4), (True, False)):
-        launch = gumbel_argmax.Launch(*cut)
-        bounds = torch.empty(num_rows, gumbel_argmax.num_blocks(vocab_size, launch), device=device)
-        rest = (vocab_size, rows, TARGET, None, ids, failed, bounds, launch)
-        seconds, _ = per_copy(lambda x, rest=rest: gumbel_argmax.gumbel_argmax_triton(x, *rest), copies)
-        found.append({"case": name, "us": seconds * 1e6} | launch._asdict())
-    return sorted(found, key=lambda row: row["us"])[:10]
-
-
-def sweep_searches(name: str, copies: list[torch.Tensor], batch: InputBatch) -> list[dict[str, Any]]:
-    """Microseconds of `top_k_top_p` under other launches, the ten best."""
-    (num_rows, vocab_size), device, found = copies[0].shape, copies[0].device, []
-    rows = make_sampler(CASES[name], num_rows, vocab_size, device).states.rows(batch, num_rows)
-    thresholds = torch.empty(num_rows, device=device)
-    for cut in itertools.product((8, 16), (1, 2, 3, 4), (None, 64, 96)):
-        rest = (vocab_size, rows, thresholds, top_k_top_p.Launch(*cut))
-        seconds, _ = per_copy(lambda x, rest=rest: top_k_top_p.top_k_top_p_triton(x, *rest), copies)
-        found.append({"case": name, "us": seconds * 1e6} | rest[-1]._asdict())
-    return sorted(found, key=lambda row: row["us"])[:10]
-
-
-def sweep(device: torch.device, num_rows: int, vocab_size: int) -> list[dict[str, Any]]:
-    """The best launches of the two large kernels alone, for each kind of logits."""
-    batch, results = make_batch(num_rows, device), []
-    for kind in KINDS:
-        copies = [make_logits(kind, num_rows, vocab_size, torch.bfloat16, device, i) for i in range(COPIES)]
-        found = [row for name in DRAWS for row in sweep_draws(name, copies, batch)]
-        found += [row for name in SEARCHES for row in sweep_searches(name, copies, batch)]
-        results += [{"logits": kind} | row for row in found]
-    return results
-
-
 def main() -> int:
     """Run the parts that were asked for; 1 when Triton and torch sample differently."""
     parser = argparse.ArgumentParser(
@@ -239,7 +200,6 @@ def main() -> int:
     parser.add_argument(
         "--check-only", action="store_true", help="compare with the torch twins, time nothing"
     )
-    parser.add_argument("--sweep", action="store_true", help="try other launches too (some minutes)")
     parser.add_argument("--rows", type=int, default=256, help="rows of logits")
     parser.add_argument("--vocab-size", type=int, default=151_936, help="ids of each row")
     parser.add_argument("--json", type=Path, help="write the results to this file as well")
@@ -253,9 +213,6 @@ def main() -> int:
         report["device"] = torch.cuda.get_device_name(device)
         report["cases"] = measure(device, options.rows, options.vocab_size)
         show(f"{options.rows} rows of {options.vocab_size} ids in bf16", report["cases"])
-        if options.sweep:
-            report["sweep"] = sweep(device, options.rows, options.vocab_size)
-            show("best launches", report["sweep"])
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     print("\n" + json.dumps(report))

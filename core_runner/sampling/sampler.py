@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 
 from core_runner.sampling.kernels.bad_words import bad_words
+from core_runner.sampling.kernels.best_ids import best_ids
 from core_runner.sampling.kernels.grammar_mask import grammar_mask
-from core_runner.sampling.kernels.gumbel_argmax import gumbel_argmax
+from core_runner.sampling.kernels.group_maxima import Groups, group_maxima, new_groups
+from core_runner.sampling.kernels.gumbel_argmax import gumbel_argmax, new_ladder
 from core_runner.sampling.kernels.logit_entries import logit_entries
 from core_runner.sampling.kernels.logprobs import logprobs
 from core_runner.sampling.kernels.noise import TARGET
+from core_runner.sampling.kernels.nucleus import nucleus
 from core_runner.sampling.kernels.penalties import count_tokens
 from core_runner.sampling.kernels.processed_logits import processed_logits
 from core_runner.sampling.kernels.top_k_top_p import top_k_top_p
@@ -53,7 +56,7 @@ class DefaultSampler:
         if batch.sampling_variant is not None:
             self._choose(logits, rows, batch.sampling_variant == "filtered", output)
             return output
-        options, adjusted = self._options(batch, num_logits), logits
+        options, adjusted, groups = self._options(batch, num_logits), logits, None
         if num_logits:
             if options is not None:
                 adjusted = self._adjust(logits, batch, options)
@@ -62,10 +65,12 @@ class DefaultSampler:
             if self.processors is not None:
                 adjusted = self.processors.apply(logits, adjusted, batch)
             filters = bool(self.states.filters_np[batch.idx_mapping_np].any())
-            thresholds = self._choose(adjusted, rows, filters, output)
+            groups = self._choose(adjusted, rows, filters, output)
             if options is not None and options.any_processed:
-                processed_logits(options, rows.temperature, thresholds, adjusted)
-        self._add_logprobs(logits, adjusted, batch, options, output)
+                self._process(adjusted, rows, options, groups if filters else None, output.token_ids)
+            if adjusted is not logits:
+                groups = None
+        self._add_logprobs(logits, adjusted, batch, rows, options, groups, output)
         return output
 
     def graph_variant(self, batch: InputBatch) -> str | None:
@@ -105,44 +110,90 @@ class DefaultSampler:
 
     def _choose(
         self, logits: torch.Tensor, rows: SamplingRows, filters: bool, output: SamplerOutput
-    ) -> torch.Tensor | None:
-        """Write the ids of all rows; returns the least logit that a row may choose, None if nothing filters."""
+    ) -> Groups:
+        """Write the ids of all rows; returns what a pass over the logits left of each group of ids.
+
+        filters: whether some row has top-k, top-p or min-p. Everything else is read on the device, so a CUDA
+        graph may record either case for any requests.
+        """
+        num_rows, vocab_size = logits.shape[0], self.vocab_size
+        groups = new_groups(logits, vocab_size, filters)
+        group_maxima(logits, vocab_size, rows, groups)
+        ids, failed = output.token_ids, output.failed
+        if not filters:
+            gumbel_argmax(logits, vocab_size, rows, TARGET, groups, None, ids, failed)
+            return groups
+        thresholds = logits.new_empty(num_rows, dtype=torch.float32)
+        top_k_top_p(logits, vocab_size, rows, groups, False, thresholds)
+        ladder = new_ladder(num_rows, logits.device)
+        gumbel_argmax(logits, vocab_size, rows, TARGET, groups, thresholds, ids, failed, ladder)
+        nucleus(logits, vocab_size, rows, TARGET, groups, thresholds, ladder, ids)
+        return groups
+
+    def _process(
+        self,
+        adjusted: torch.Tensor,
+        rows: SamplingRows,
+        options: OptionRows,
+        groups: Groups | None,
+        token_ids: torch.Tensor,
+    ) -> None:
+        """Make `adjusted` the distribution that was sampled from, in rows that want its log-probabilities.
+
+        groups: of `adjusted`, None where no row filters.
+        """
         thresholds = None
-        if filters:
-            thresholds = logits.new_empty(logits.shape[0], dtype=torch.float32)
-            top_k_top_p(logits, self.vocab_size, rows, thresholds)
-        gumbel_argmax(logits, self.vocab_size, rows, TARGET, thresholds, output.token_ids, output.failed)
-        return thresholds
+        if groups is not None:
+            thresholds = adjusted.new_empty(len(adjusted), dtype=torch.float32)
+            top_k_top_p(adjusted, self.vocab_size, rows, groups, True, thresholds)
+            # Sampling does without top-p's threshold, and sums masses in another order.
+            torch.minimum(thresholds, adjusted.gather(1, token_ids[:, None])[:, 0], out=thresholds)
+        processed_logits(options, rows.temperature, thresholds, adjusted)
 
     def _add_logprobs(
         self,
         logits: torch.Tensor,
         processed: torch.Tensor,
         batch: InputBatch,
+        rows: SamplingRows,
         options: OptionRows | None,
+        groups: Groups | None,
         output: SamplerOutput,
     ) -> None:
+        """groups: of `logits`, if there are any."""
         # Asked of the host's mirrors: reading the device here would wait for it.
         num_logprobs = int(self.states.num_logprobs_np[batch.idx_mapping_np].max(initial=-1))
         if num_logprobs < 0:
             return
         wants_processed = options is not None and options.any_processed
-        parts = self._logprobs(processed if wants_processed else logits, num_logprobs, output.token_ids)
+        chosen = (processed, None) if wants_processed else (logits, groups)
+        parts = self._logprobs(*chosen, rows, num_logprobs, output.token_ids)
         if options is not None and wants_processed and self.states.wants_raw_np[batch.idx_mapping_np].any():
             is_processed = options.column(PROCESSED) > 0
-            raw = self._logprobs(logits, num_logprobs, output.token_ids)
+            raw = self._logprobs(logits, groups, rows, num_logprobs, output.token_ids)
             shapes = (is_processed[:, None], is_processed[:, None], is_processed)
             parts = tuple(map(torch.where, shapes, parts, raw))
         output.logprob_token_ids, output.logprob_values, output.sampled_ranks = parts
 
     def _logprobs(
-        self, logits: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        groups: Groups | None,
+        rows: SamplingRows,
+        num_logprobs: int,
+        token_ids: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Ids, values and ranks; column 0 is the sampled id, then the best ids, best first."""
-        best = logits[:, : self.vocab_size].topk(min(num_logprobs, self.vocab_size), dim=1).indices
-        ids = torch.cat([token_ids[:, None], best], dim=1).to(torch.int32)
-        values = logits.new_empty(ids.shape, dtype=torch.float32)
-        ranks = logits.new_empty(ids.shape[0], dtype=torch.int32)
-        if ids.shape[0]:
+        num_best = min(num_logprobs, self.vocab_size)
+        ids = logits.new_empty((len(logits), 1 + num_best), dtype=torch.int32)
+        values = torch.empty_like(ids, dtype=torch.float32)
+        ranks = logits.new_empty(len(logits), dtype=torch.int32)
+        if len(logits):
+            ids[:, 0] = token_ids
+            if num_best:
+                if groups is None:
+                    groups = new_groups(logits, self.vocab_size, False)
+                    group_maxima(logits, self.vocab_size, rows, groups)
+                best_ids(logits, self.vocab_size, groups.maxima, ids[:, 1:])
             logprobs(logits, self.vocab_size, ids, values, ranks)
         return ids, values, ranks

@@ -14,20 +14,32 @@ Row = npt.NDArray[np.float64]
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-def gumbel_row(seed: int, position: int, vocab_size: int, purpose: int = 0) -> Row:
-    """The documented noise of every id."""
+def words_row(seed: int, position: int, purpose: int, first: int, count: int) -> Row:
+    """Philox 4x32-10 of `count` counters from `first` on, four words each."""
     key = seed & (2**64 - 1)
     k0, k1 = key & 0xFFFFFFFF, key >> 32
-    c0 = np.arange((vocab_size + 3) // 4, dtype=np.uint64)
-    c1, c2, c3 = (np.full_like(c0, value) for value in (position, purpose, 1))
+    c0 = np.arange(first, first + count, dtype=np.uint64)
+    c1, c2, c3 = (np.full_like(c0, value) for value in (position, purpose, 2))
     for _ in range(10):
         a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
         c0, c1 = (b >> np.uint64(32)) ^ c1 ^ np.uint64(k0), b & _LOW
         c2, c3 = (a >> np.uint64(32)) ^ c3 ^ np.uint64(k1), a & _LOW
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    words = np.stack([c0, c1, c2, c3], axis=1).reshape(-1)[:vocab_size].astype(np.float64)
-    v = np.minimum(np.maximum(words, 0.5) * 2.0**-32, 1 - 2.0**-24)
-    return -np.log(-np.log1p(-v))
+    return np.stack([c0, c1, c2, c3], axis=1).reshape(-1).astype(np.float64)
+
+
+def exponential_row(words: Row) -> Row:
+    """Exponential noise of each word."""
+    return -np.log1p(-np.minimum(np.maximum(words, 0.5) * 2.0**-32, 1 - 2.0**-24))
+
+
+def gumbel_row(seed: int, position: int, vocab_size: int, purpose: int = 0) -> Row:
+    """The documented noise of every id."""
+    num_groups = (vocab_size + 63) // 64
+    e = exponential_row(words_row(seed, position, purpose, 0, 16 * num_groups)).reshape(num_groups, 64)
+    least = exponential_row(words_row(seed, position, purpose, 2**31, (num_groups + 3) // 4)) / 64
+    e = e - e.min(axis=1, keepdims=True) + least[:num_groups, None]
+    return -np.log(e).reshape(-1)[:vocab_size]
 
 
 def adjusted_row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -100,12 +101,27 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
     return c0, c1, c2, c3
 
 
+def exponential(word: int) -> float:
+    """Exponential noise of a word, in double precision."""
+    return -math.log1p(-min(max(word, 0.5) * 2.0**-32, 1 - 2.0**-24))
+
+
 def gumbel(seed: int, position: int, token_id: int, purpose: int = 0) -> float:
     """The documented noise, in double precision."""
+    return gumbels_of_group(seed, position, token_id // 64, purpose)[token_id % 64]
+
+
+@cache
+def gumbels_of_group(seed: int, position: int, group: int, purpose: int) -> list[float]:
+    """The noise of the 64 ids of a group."""
     seed &= 2**64 - 1
-    words = philox((seed & 0xFFFFFFFF, seed >> 32), (token_id // 4, position, purpose, 1))
-    v = min(max(words[token_id % 4], 0.5) * 2.0**-32, 1 - 2.0**-24)
-    return -math.log(-math.log1p(-v))
+
+    def words(index: int) -> tuple[int, int, int, int]:
+        return philox((seed & 0xFFFFFFFF, seed >> 32), (index, position, purpose, 2))
+
+    own = [exponential(word) for i in range(16) for word in words(16 * group + i)]
+    least = exponential(words(2**31 + group // 4)[group % 4]) / 64
+    return [-math.log(e - min(own) + least) for e in own]
 
 
 def kept_ids(logits: Sequence[float], params: SamplingParams) -> list[int]:

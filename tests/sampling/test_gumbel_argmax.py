@@ -5,6 +5,7 @@ import torch
 from sampling_reference import GARBAGE, make_rows
 
 from core_runner.sampling.kernels import gumbel_argmax as op
+from core_runner.sampling.kernels.group_maxima import group_maxima_torch, new_groups
 from core_runner.sampling.kernels.noise import DRAFT, TARGET
 from core_runner.sampling_params import SamplingParams
 
@@ -26,15 +27,17 @@ def padded_logits(vocab_size, dtype, device, generator_seed=0):
     return storage.to(dtype).to(device)[:, 0]
 
 
-def run(kernel, logits, vocab_size, rows, purpose=TARGET, thresholds=None, launch=op.LAUNCH):
+def run(kernel, logits, vocab_size, rows, purpose=TARGET, thresholds=None, ladder=None):
     n = len(logits)
     token_ids = torch.full((n,), GARBAGE, device=logits.device)
     failed = torch.ones(n, dtype=torch.bool, device=logits.device)
-    args = [logits, vocab_size, rows, purpose, thresholds, token_ids, failed]
-    if kernel is op.gumbel_argmax_triton:
-        shape = (n, op.num_blocks(vocab_size, launch))
-        args += [torch.full(shape, float("nan"), device=logits.device), launch]
-    kernel(*args)
+    if kernel is op.gumbel_argmax_torch:
+        kernel(logits, vocab_size, rows, purpose, thresholds, token_ids, failed, ladder)
+    else:
+        groups = new_groups(logits, vocab_size, filters=False)
+        group_maxima_torch(logits, vocab_size, rows, groups)
+        chosen = torch.full_like(groups.maxima, GARBAGE, dtype=torch.int32)
+        kernel(logits, vocab_size, rows, purpose, groups, thresholds, token_ids, failed, chosen, ladder)
     return token_ids, failed
 
 
@@ -113,14 +116,6 @@ def test_infinite_logit_wins(device):
     assert not failed.any()
 
 
-# Small blocks, so that a row has many of them and the interpreter few programs.
-LAUNCHES = [
-    op.Launch(block=64, span=5),
-    op.Launch(block=128, span=2, skip=False),
-    op.Launch(block=256, num_warps=4),
-]
-
-
 def hard_logits(device):
     """Rows of 500: peaked, flat, all equal, large and close, mostly -inf, and with an infinity."""
     generator = torch.Generator().manual_seed(4)
@@ -134,16 +129,36 @@ def hard_logits(device):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-5, 0.3, 40.0])
-@pytest.mark.parametrize("launch", LAUNCHES)
-def test_bounds_leave_out_nothing(device, launch, temperature):
-    """Every way of cutting the work finds the very id that comparing all scores finds."""
+def test_bounds_leave_out_nothing(device, temperature):
+    """Looking into few groups finds the very id that comparing all scores finds."""
     logits = hard_logits(device)
     if temperature == 1e-30:
         logits[2] = 0.0  # where even such a temperature tells scores apart
     params = [SamplingParams(temperature=temperature)] * 6
-    for shift in range(1 if device.type == "cpu" else 50):
+    for shift in range(5 if device.type == "cpu" else 50):
         rows = make_rows(params, [shift + p for p in POSITIONS], device, SEEDS)
-        expected = run(op.gumbel_argmax_torch, logits, 500, rows)
-        got = run(op.gumbel_argmax_triton, logits, 500, rows, launch=launch)
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
-    assert int(got[0][5]) == 300
+        got, _ = both(logits, 500, rows)
+    assert int(got[5]) == 300
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 40.0])
+def test_ladders_agree(device, temperature):
+    """What each row would sample, then from the ids above that, and so on; some ladders end at the best logit."""
+    logits = hard_logits(device)
+    logits[1, 7] = torch.nan
+    params = [SamplingParams(temperature=temperature, top_p=0.9)] * 6
+    thresholds = logits.nan_to_num().topk(400, dim=1).values[:, -1].contiguous()
+    rows = make_rows(params, POSITIONS, device, SEEDS)
+    expected, got = op.new_ladder(6, device), op.new_ladder(6, device)
+    for ladder in (expected, got):
+        ladder.ids.fill_(GARBAGE)
+        ladder.logits.fill_(GARBAGE)
+    run(op.gumbel_argmax_torch, logits, 500, rows, thresholds=thresholds, ladder=expected)
+    token_ids, failed = run(op.gumbel_argmax_triton, logits, 500, rows, thresholds=thresholds, ladder=got)
+    good = [0, 2, 3, 4, 5]
+    assert failed.tolist() == [row == 1 for row in range(6)]
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one[good], other[good], rtol=0, atol=0)
+    assert torch.equal(got.ids[good, 0].long(), token_ids[good])
+    assert got.ids[1, 0] == got.ids[5, 1] == -1
+    assert (got.logits[good, 1] > got.logits[good, 0]).any()

@@ -32,61 +32,131 @@ def test_philox_known_answers(counter, key, result):
 
 
 @triton.jit
-def _bits_kernel(out, bits_out, seeds, positions, first_group, purpose: tl.constexpr, GROUPS: tl.constexpr):
+def _noise_kernel(out, bounds, seeds, positions, first, purpose: tl.constexpr, NUM: tl.constexpr):
     row = tl.program_id(0)
-    bits = noise.noise_bits(tl.load(seeds + row), tl.load(positions + row), first_group, purpose, GROUPS)
-    bits = tl.reshape(bits, (GROUPS * 4,))
-    at = row * GROUPS * 4 + tl.arange(0, GROUPS * 4)
-    tl.store(bits_out + at, bits.to(tl.int64))
-    tl.store(out + at, noise.gumbel_from_bits(bits))
+    seed, position = tl.load(seeds + row), tl.load(positions + row)
+    groups = first + tl.arange(0, NUM)
+    at = (row * NUM + tl.arange(0, NUM)[:, None]) * 64 + tl.arange(0, 64)[None, :]
+    tl.store(out + at, noise.gumbels(seed, position, groups, purpose, NUM))
+    all_groups = tl.arange(0, 8)
+    tl.store(bounds + row * 8 + all_groups, noise.gumbel_bounds(seed, position, purpose, 8))
 
 
 @pytest.mark.parametrize("purpose", [noise.TARGET, noise.DRAFT, noise.ACCEPT, noise.RESIDUAL])
-@pytest.mark.parametrize("first_group", [0, 3])
-def test_twins_are_bit_equal(device, purpose, first_group):
+@pytest.mark.parametrize("first", [0, 3])
+def test_twins_agree(device, purpose, first):
     seeds, positions = torch.tensor(SEEDS, device=device), torch.tensor(POSITIONS, device=device)
-    bits = torch.full((len(SEEDS), 32), -1, device=device)
-    values = torch.full((len(SEEDS), 32), math.nan, device=device)
-    _bits_kernel[(len(SEEDS),)](values, bits, seeds, positions, first_group, purpose, GROUPS=8)
-    first = 4 * first_group
-    expected = noise.noise_bits_torch(seeds, positions, purpose, first + 32)
-    torch.testing.assert_close(bits, expected[:, first:], rtol=0, atol=0)
-    torch.testing.assert_close(values, noise.gumbel_from_bits_torch(bits), rtol=1e-5, atol=1e-6)
+    values = torch.full((len(SEEDS), 4, 64), math.nan, device=device)
+    bounds = torch.full((len(SEEDS), 8), math.nan, device=device)
+    _noise_kernel[(len(SEEDS),)](values, bounds, seeds, positions, first, purpose, NUM=4)
+    expected = noise.gumbel_torch(seeds, positions, purpose, 8 * 64).unflatten(1, (8, 64))
+    torch.testing.assert_close(values, expected[:, first : first + 4], rtol=1e-5, atol=1e-6)
+    largest = expected.amax(dim=2)
+    assert (bounds >= largest - 1e-5).all()
+    # A small `least` is where it counts: there the bound is near.
+    near = (bounds - largest)[largest > 7]
+    assert near.numel() == 0 or float(near.max()) < 0.1
 
 
 def test_layout_is_the_documented_one():
-    got = noise.gumbel_torch(torch.tensor(SEEDS), torch.tensor(POSITIONS), noise.ACCEPT, 7)
+    got = noise.gumbel_torch(torch.tensor(SEEDS), torch.tensor(POSITIONS), noise.ACCEPT, 401)
     for row, (seed, position) in enumerate(zip(SEEDS, POSITIONS, strict=True)):
-        for token_id in range(7):
+        for token_id in (*range(7), *range(60, 70), 400):
             expected = gumbel(seed, position, token_id, noise.ACCEPT)
             assert float(got[row, token_id]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize(
     ("word", "expected"),
-    [(0, 33 * math.log(2)), (1, 32 * math.log(2)), (2**32 - 1, -math.log(24 * math.log(2)))],
+    [(0, 2.0**-33), (1, 2.0**-32), (2**31, math.log(2)), (2**32 - 1, 24 * math.log(2))],
 )
-def test_gumbel_is_finite_at_both_ends(device, word, expected):
-    got = noise.gumbel_from_bits_torch(torch.tensor([word], device=device))
+def test_exponential_is_positive_and_finite_at_both_ends(device, word, expected):
+    got = noise.exponential_torch(torch.tensor([word], device=device))
     assert float(got) == pytest.approx(expected, rel=1e-6)
 
 
 def test_series_meets_the_logarithm():
     at = int(noise._SERIES_BELOW * 2**32)
-    got = noise.gumbel_from_bits_torch(torch.tensor([at - 256, at, at + 256]))
+    got = noise.exponential_torch(torch.tensor([at - 256, at, at + 256]))
     for value, word in zip(got.tolist(), (at - 256, at, at + 256), strict=True):
-        assert value == pytest.approx(-math.log(-math.log1p(-word * 2.0**-32)), abs=2e-5)
-    assert got[0] >= got[1] >= got[2]
+        assert value == pytest.approx(-math.log1p(-word * 2.0**-32), rel=2e-5)
+    assert got[0] <= got[1] <= got[2]
 
 
 def test_every_argument_changes_the_words():
-    def draw(seed=3, position=9, purpose=noise.TARGET):
-        return noise.noise_bits_torch(torch.tensor([seed]), torch.tensor([position]), purpose, 64)
+    def draw(seed=3, position=9, purpose=noise.TARGET, first=0):
+        return noise.noise_words_torch(torch.tensor([seed]), torch.tensor([position]), purpose, first, 16)
 
     base = draw()
     assert base.unique().numel() == 64
-    for other in (draw(seed=4), draw(seed=3 + 2**32), draw(position=10), draw(purpose=noise.RESIDUAL)):
+    others = draw(seed=4), draw(seed=3 + 2**32), draw(position=10), draw(purpose=noise.RESIDUAL)
+    for other in (*others, draw(first=2**31)):
         assert not (base == other).any()
+
+
+def test_vocabulary_does_not_change_the_noise():
+    seeds, positions = torch.tensor(SEEDS), torch.tensor(POSITIONS)
+    large = noise.gumbel_torch(seeds, positions, noise.TARGET, 1000)
+    for vocab_size in (1, 63, 64, 65, 257):
+        small = noise.gumbel_torch(seeds, positions, noise.TARGET, vocab_size)
+        assert torch.equal(small, large[:, :vocab_size])
+
+
+def chi_square_limit(degrees):
+    """Upper 0.1 % quantile, by Wilson and Hilferty's approximation."""
+    return degrees * (1 - 2 / (9 * degrees) + 3.0902 * math.sqrt(2 / (9 * degrees))) ** 3
+
+
+def check_independent(one, other, cells=24):
+    """Chi-square of the pairs of two samples' probabilities, in cells x cells equal parts of the unit square."""
+    places = (one * cells).long().clamp(max=cells - 1) * cells + (other * cells).long().clamp(max=cells - 1)
+    counts = torch.bincount(places.flatten(), minlength=cells * cells).double()
+    mean = counts.sum() / cells**2
+    assert mean > 20
+    assert float(((counts - mean) ** 2 / mean).sum()) < chi_square_limit(cells**2 - 1)
+
+
+def probabilities(seeds, positions, num_ids=640):
+    """The noise as what is uniform on [0, 1] if it is Gumbel's."""
+    values = noise.gumbel_torch(torch.as_tensor(seeds), torch.as_tensor(positions), noise.TARGET, num_ids)
+    return torch.exp(-torch.exp(-values.double()))
+
+
+@pytest.mark.parametrize("apart", [1, 2, 4, 32, 63, 64, 256])
+def test_noise_of_two_ids_is_independent(apart):
+    """Within four ids of a draw, within a group of 64, in neighbouring groups, in the same place of a later draw."""
+    u = probabilities(torch.arange(40), torch.arange(40) * 3 + 1)
+    check_independent(u[:, :-apart], u[:, apart:])
+
+
+@pytest.mark.parametrize("other", [1, 2**31, 2**32, -(2**63)])
+def test_noise_of_seeds_that_differ_in_one_bit_is_independent(other):
+    seeds = torch.arange(40) * 2
+    positions = torch.full((40,), 17)
+    check_independent(probabilities(seeds, positions), probabilities(seeds ^ other, positions))
+
+
+@pytest.mark.parametrize("apart", [1, 2, 2**10, 2**20])
+def test_noise_of_two_positions_is_independent(apart):
+    seeds, positions = torch.full((40,), 5), torch.arange(40) * 7
+    check_independent(probabilities(seeds, positions), probabilities(seeds, positions + apart))
+
+
+def test_largest_of_a_group_is_in_every_place_and_independent_of_the_others():
+    u = probabilities(torch.arange(500), torch.arange(500) * 7).unflatten(1, (-1, 64))
+    places = torch.bincount(u.argmax(dim=2).flatten(), minlength=64).double()
+    assert float(((places - places.mean()) ** 2 / places.mean()).sum()) < chi_square_limit(63)
+    # The largest of 64 to the 64th power is uniform, and so is how far the second is below it.
+    top = u.topk(2, dim=2).values
+    check_independent(top[..., 0] ** 64, (top[..., 1] / top[..., 0]) ** 63, cells=12)
+
+
+@pytest.mark.parametrize("few", [1, 64, 200])
+def test_rare_values_come_as_often_as_they_should(few):
+    """Counts in the tail that decides: values that one id in 2,000 has, over many draws."""
+    u = probabilities(torch.arange(400), torch.arange(400) * 11, num_ids=few * 5)
+    expected = u.numel() / 2000
+    assert abs(int((u > 1 - 1 / 2000).sum()) - expected) < 4 * math.sqrt(expected) + 1
 
 
 def test_moments_of_gumbel():

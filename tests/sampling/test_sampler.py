@@ -5,7 +5,7 @@ import pytest
 import torch
 from sampling_reference import make_batch, make_states, reference_scores, sample
 
-from core_runner.sampling.kernels import gumbel_argmax, logprobs, top_k_top_p
+from core_runner.sampling.kernels import best_ids, group_maxima, gumbel_argmax, logprobs, nucleus, top_k_top_p
 from core_runner.sampling.sampler import DefaultSampler
 from core_runner.sampling_params import SamplingParams as Params
 
@@ -16,7 +16,7 @@ FEATURES = [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}, {"logprobs": 2}]
 @pytest.fixture(params=["torch", "triton"])
 def twin(request, monkeypatch):
     """Both implementations of every kernel, whatever the device."""
-    for module in (gumbel_argmax, logprobs, top_k_top_p):
+    for module in (best_ids, group_maxima, gumbel_argmax, logprobs, nucleus, top_k_top_p):
         monkeypatch.setattr(module, "use_triton", lambda tensor: request.param == "triton")
     return request.param
 

@@ -47,8 +47,8 @@ SINGLES = [{}, *OPTIONS.values()]
 PAIRS = [a | b for a, b in itertools.combinations(OPTIONS.values(), 2)]
 EVERYTHING = {name: value for options in OPTIONS.values() for name, value in options.items()}
 MODULES = [
-    "bad_words", "grammar_mask", "gumbel_argmax", "logit_entries", "logprobs", "penalties", "processed_logits",
-    "top_k_top_p", "working_logits",
+    "bad_words", "best_ids", "grammar_mask", "group_maxima", "gumbel_argmax", "logit_entries", "logprobs", "nucleus",
+    "penalties", "processed_logits", "top_k_top_p", "working_logits",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import torch
 from sampling_reference import kept_ids, make_rows
 
 from core_runner.sampling.kernels import top_k_top_p as op
+from core_runner.sampling.kernels.group_maxima import group_maxima_torch, new_groups
 from core_runner.sampling_params import SamplingParams as Params
 
 INF = float("inf")
@@ -21,15 +22,21 @@ OPTIONS = [
 ]
 
 
-def run(kernel, logits, vocab_size, params):
+def run(kernel, logits, vocab_size, params, exact=True):
     thresholds = torch.full((len(params),), float("nan"), device=logits.device)
     rows = make_rows(params, [3] * len(params), logits.device, [0] * len(params))
-    kernel(logits, vocab_size, rows, thresholds)
+    if kernel is op.top_k_top_p_torch:
+        kernel(logits, vocab_size, rows, exact, thresholds)
+    else:
+        groups = new_groups(logits, vocab_size, filters=True)
+        group_maxima_torch(logits, vocab_size, rows, groups)
+        chosen = torch.full_like(groups.maxima, -77, dtype=torch.int32)
+        kernel(logits, vocab_size, rows, groups, exact, thresholds, chosen)
     return thresholds
 
 
-def kept(kernel, logits, vocab_size, params):
-    thresholds = run(kernel, logits, vocab_size, params)
+def kept(kernel, logits, vocab_size, params, exact=True):
+    thresholds = run(kernel, logits, vocab_size, params, exact)
     mask = logits[:, :vocab_size].float() >= thresholds[:, None]
     return [row.nonzero()[:, 0].tolist() for row in mask]
 
@@ -62,18 +69,25 @@ def test_keeps_what_sorting_keeps(device, vocab_size, dtype, kernel):
         assert got[row] == kept_ids(logits[row, :vocab_size].tolist(), params), params
 
 
-@pytest.mark.parametrize("scale", [3.0, 0.1])
-def test_lanes_that_hide_ids_are_searched_again(device, monkeypatch, scale):
-    """With few lanes, most of the kept ids are not among the four largest of a lane."""
-    monkeypatch.setattr(op, "_MIN_LANES", 16)
-    monkeypatch.setattr(op, "_MAX_LANES", 16)
-    options = OPTIONS[1:6]
-    logits = random_logits(len(options), 90, torch.float32, device, scale)
-    # The six best ids share one lane, which then hides two of them.
-    logits[:, 3:90:16] += 8 * scale
-    got = kept(op.top_k_top_p_triton, logits, 90, options)
-    for row, params in enumerate(options):
-        assert got[row] == kept_ids(logits[row, :90].tolist(), params), params
+def test_best_ids_of_one_group_and_of_many(device):
+    """The k best may lie in one group, and be spread over more than are looked at together."""
+    params = [Params(top_k=70, top_p=0.7)] * 3
+    logits = random_logits(3, 64 * 90, torch.float32, device, 0.1)
+    logits[0, 640:704] += 5.0
+    logits[1, : 64 * 90 : 64] += 5.0
+    got = kept(op.top_k_top_p_triton, logits, 64 * 90, params)
+    for row in range(3):
+        assert got[row] == kept_ids(logits[row, : 64 * 90].tolist(), params[row])
+
+
+def test_top_p_alone_may_be_left_out(device):
+    """Where the threshold need not be exact, only top-p without top-k is left out, and min-p is not."""
+    options = [Params(top_p=0.5), Params(top_p=0.5, min_p=0.3), Params(top_p=0.5, top_k=9), Params(top_k=9)]
+    logits = random_logits(4, 200, torch.float32, device)
+    got = kept(op.top_k_top_p_triton, logits, 200, options, exact=False)
+    assert got == kept(op.top_k_top_p_torch, logits, 200, options, exact=False)
+    without = [Params(), Params(min_p=0.3), *options[2:]]
+    assert got == [kept_ids(logits[i, :200].tolist(), params) for i, params in enumerate(without)]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

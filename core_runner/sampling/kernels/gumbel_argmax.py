@@ -7,16 +7,20 @@ The argmax of `logit / T + gumbel` is that of `logit + T * gumbel`; the second n
 overflows however small T is, and T = 0 is greedy by the same formula. `failed[row]` is set, and
 token_ids[row] is 0, where the logits hold a NaN or no id is left (all -inf).
 
-Exact noise has two logarithms, and for every id they would take several times as long as reading the logits. So a
-first pass reads the logits and bounds the scores of each block of ids from above, with the same random words:
+No score of a group is above `its largest logit + T * its largest noise`, which costs one draw for every group. So the
+ids of the most promising group are scored, and then those of the groups alone whose bound reaches what it gave.
 
-    gumbel <= -log(v) <= log(2) * (32 - l),    l = straight lines between the powers of two, below log2(word)
+Where rows filter, `nucleus` wants to know what would be sampled if that id fell out, with all ids up to its logit, and
+so on:
 
-and a second pass computes scores in the blocks alone whose bound reaches the best score: nearly always one block of
-a row. A block whose logits are too far below the row's for any noise to make up for it draws none.
+    ladder.ids[row, 0]     = token_ids[row],   ladder.logits[row, j] = the logit of ladder.ids[row, j]
+    ladder.ids[row, j + 1] = the same choice among ids with logit > ladder.logits[row, j]
+    ladder.logits[row, RUNGS] = the row's largest logit
 
-logits [n, >= vocab_size] (float32, bfloat16 or float16; rows may be strided), thresholds float32 [n] or None,
-token_ids int64 [n], failed bool [n], bounds: scratch, float32 [n, num_blocks(vocab_size)].
+for the rows that top-p alone filters; above the largest logit there are -1 and +inf.
+
+logits [n, >= vocab_size] (float32, bfloat16 or float16; rows may be strided), groups of them as `group_maxima` leaves
+them, thresholds float32 [n] or None, token_ids int64 [n], failed bool [n], chosen: scratch, int32 like the groups.
 """
 
 from __future__ import annotations
@@ -25,32 +29,47 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core_runner.sampling.kernels.noise import gumbel_from_bits, gumbel_torch, noise_bits
+from core_runner.sampling.kernels.group_maxima import Groups, collect, is_top_p_alone, load_groups
+from core_runner.sampling.kernels.noise import GROUP, gumbel_bounds, gumbel_torch, gumbels
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-# More than the noise of one id can be above that of another: from -2.82 to 22.88.
-_SPREAD = tl.constexpr(25.8)
-# log(2) * 2^-23, and log(2) * (127 + 32): what makes -log(v) of the bits of a float32. Some room for rounding.
-_SLOPE, _OFFSET, _ROOM = tl.constexpr(8.262958294867817e-08), tl.constexpr(110.2114), tl.constexpr(5e-7)
+RUNGS = 3
+_TILE = 16  # groups that are scored together
+_GROUP, _NO_ID = tl.constexpr(GROUP), tl.constexpr(2**31 - 1)
+_ROOM = tl.constexpr(5e-7)  # what rounding may add to a score, relative to its parts
 
 
-class Launch(NamedTuple):
-    """How the first pass is cut. A program bounds `span` blocks of `block` ids, one after another."""
+class Ladder(NamedTuple):
+    """What a row would sample, and what it would sample from the ids above that."""
 
-    block: int = 1024
-    span: int = 8
-    num_warps: int = 1
-    skip: bool = True  # look at a block's logits before its noise
+    ids: torch.Tensor  # int32 [n, RUNGS]
+    logits: torch.Tensor  # float32 [n, RUNGS + 1]
 
 
-LAUNCH = Launch()
+def new_ladder(num_rows: int, device: torch.device) -> Ladder:
+    """Room for the ladders of `num_rows` rows."""
+    ids = torch.empty((num_rows, RUNGS), dtype=torch.int32, device=device)
+    return Ladder(ids, torch.empty((num_rows, RUNGS + 1), dtype=torch.float32, device=device))
 
 
-def num_blocks(vocab_size: int, launch: Launch = LAUNCH) -> int:
-    """Columns of `bounds`."""
-    return -(-vocab_size // launch.block)
+def scores_torch(logits: torch.Tensor, vocab_size: int, rows: SamplingRows, purpose: int) -> torch.Tensor:
+    """Every id's score, float32 [n, vocab_size]; noise is drawn for the rows alone that need it on a CPU."""
+    scores = logits[:, :vocab_size].float()
+    temperature, seed = rows.temperature[rows.slots], rows.seed[rows.slots]
+    position = rows.sampled_positions()
+    if scores.is_cuda:  # asking would wait for the device
+        return scores + temperature[:, None] * gumbel_torch(seed, position, purpose, vocab_size)
+    noisy = temperature > 0
+    noise = gumbel_torch(seed[noisy], position[noisy], purpose, vocab_size)
+    # Not in place: float32 logits are the caller's own memory here.
+    return scores.index_put((noisy,), scores[noisy] + temperature[noisy, None] * noise)
+
+
+def first_best_torch(scores: torch.Tensor) -> torch.Tensor:
+    """The lowest id of those with the best score, int64 [n]; max() may give any of several equal ids."""
+    return (scores == scores.amax(dim=1, keepdim=True)).to(torch.uint8).argmax(dim=1)
 
 
 def gumbel_argmax_torch(
@@ -61,113 +80,118 @@ def gumbel_argmax_torch(
     thresholds: torch.Tensor | None,
     token_ids: torch.Tensor,
     failed: torch.Tensor,
+    ladder: Ladder | None = None,
 ) -> None:
-    """Plain torch twin; draws noise only for the rows that need it where asking does not wait for a GPU."""
-    scores = logits[:, :vocab_size].float()
-    failed.copy_(scores.isnan().any(dim=1) | (scores == -torch.inf).all(dim=1))
+    """Plain torch twin."""
+    x = logits[:, :vocab_size].float()
+    failed.copy_(x.isnan().any(dim=1) | (x == -torch.inf).all(dim=1))
+    scores = scores_torch(logits, vocab_size, rows, purpose)
     if thresholds is not None:
-        scores = scores.masked_fill(scores < thresholds[:, None], -torch.inf)
-    temperature, seed = rows.temperature[rows.slots], rows.seed[rows.slots]
-    position = rows.sampled_positions()
-    if scores.is_cuda:
-        scores = scores + temperature[:, None] * gumbel_torch(seed, position, purpose, vocab_size)
-    elif (temperature > 0).any():
-        noisy = temperature > 0
-        noise = gumbel_torch(seed[noisy], position[noisy], purpose, vocab_size)
-        # Not in place: float32 logits are the caller's own memory here.
-        scores = scores.index_put((noisy,), scores[noisy] + temperature[noisy, None] * noise)
-    # max() may give any of several equal ids; argmax over "is the maximum" gives the first.
-    best = scores.amax(dim=1, keepdim=True)
-    ids = (scores == best).to(torch.uint8).argmax(dim=1)
+        scores = scores.masked_fill(x < thresholds[:, None], -torch.inf)
+    ids = first_best_torch(scores)
     token_ids.copy_(ids.masked_fill(failed, 0))
+    if ladder is not None:
+        ladder.logits[:, RUNGS] = x.amax(dim=1)
+        for rung in range(RUNGS):
+            logit = x.gather(1, ids[:, None])
+            has_id = scores.amax(dim=1) > -torch.inf
+            ladder.ids[:, rung] = torch.where(has_id, ids, -1)
+            ladder.logits[:, rung] = torch.where(has_id, logit[:, 0], torch.inf)
+            scores = scores.masked_fill(x <= logit, -torch.inf)
+            ids = first_best_torch(scores)
 
 
 @triton.jit
-def _larger(a, b) -> Any:
-    """Maximum that is NaN if either is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _maximum(x) -> Any:
-    """Largest of a matrix, NaN if it holds one."""
-    return tl.reduce(tl.reduce(x, 1, _larger), 0, _larger)
-
-
-@triton.jit
-def _places(BLOCK: tl.constexpr) -> Any:
-    """Places of a block, int32 [BLOCK / 4, 4]: the four of a row share one draw of noise."""
-    return 4 * tl.arange(0, BLOCK // 4)[:, None] + tl.arange(0, 4)[None, :]
-
-
-@triton.jit
-def _load_block(
-    logits, vocab_size, block, threshold, HAS_THRESHOLD: tl.constexpr, BLOCK: tl.constexpr
+def score_bounds(
+    maxima, threshold, temperature, seed, position, purpose: tl.constexpr, GROUPS: tl.constexpr
 ) -> Any:
-    """Logits of one block, float32 [BLOCK / 4, 4], in which a NaN stays and what the threshold drops is -inf."""
-    at, start = _places(BLOCK), block * BLOCK
-    x = tl.load(logits + start + at, mask=at < vocab_size - start, other=-float("inf")).to(tl.float32)
-    return tl.where(x < threshold, -float("inf"), x) if HAS_THRESHOLD else x
+    """An upper bound of the scores in each group of one row, float32 [GROUPS]; -inf for one below the threshold."""
+    bounds = maxima
+    if temperature > 0:
+        noise = temperature * gumbel_bounds(seed, position, purpose, GROUPS)
+        # The kernel that scores an id may round its sum otherwise.
+        bounds = maxima + noise + (tl.abs(maxima) + tl.abs(noise)) * _ROOM
+    return tl.where((maxima >= threshold) & (maxima > -float("inf")), bounds, -float("inf"))
 
 
 @triton.jit
-def _bound_kernel(
-    logits,
-    logits_stride,
+def _best_of(
+    base, vocab_size, chosen, start, count, above, threshold, temperature, seed, position, purpose, TILE
+) -> Any:
+    """Best score, its lowest id, and that id's logit, in TILE of the chosen groups; above `above` alone."""
+    groups, x = load_groups(base, vocab_size, chosen, start, count, TILE)
+    score = x
+    if temperature > 0:
+        score += temperature * gumbels(seed, position, groups, purpose, TILE)
+    score = tl.where((x >= threshold) & (x > above), score, -float("inf"))
+    best = tl.max(tl.max(score, axis=1), axis=0)
+    # Not by the index of a reduction over x flattened: Triton 3.6 then numbers x as its threads hold it.
+    ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    token_id = tl.min(
+        tl.min(tl.where((score == best) & (score > -float("inf")), ids, _NO_ID), axis=1), axis=0
+    )
+    return best, token_id, tl.max(tl.max(tl.where(ids == token_id, x, -float("inf")), axis=1), axis=0)
+
+
+@triton.jit
+def draw(
+    base,
     vocab_size,
-    slots,
-    logits_indices,
-    positions,
-    temperatures,
-    temperature_stride,
-    seeds,
-    seed_stride,
-    thresholds,
+    maxima,
     bounds,
-    bounds_stride,
+    chosen,
+    above,
+    threshold,
+    temperature,
+    seed,
+    position,
     purpose: tl.constexpr,
-    HAS_THRESHOLD: tl.constexpr,
-    SKIP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPAN: tl.constexpr,
-) -> None:
-    """An upper bound of the scores in each of SPAN blocks of one row; NaN for a block that holds one."""
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)
-    temperature = tl.load(temperatures + slot * temperature_stride)
-    seed = tl.load(seeds + slot * seed_stride)
-    position = tl.load(positions + tl.load(logits_indices + row)) + 1
-    threshold = tl.load(thresholds + row) if HAS_THRESHOLD else 0.0
-    logits += row * logits_stride
+    GROUPS: tl.constexpr,
+    TILE: tl.constexpr,
+) -> Any:
+    """Best score of a row among ids with logit > above and >= threshold, its lowest id, and that id's logit.
 
-    slope = temperature * _SLOPE
-    first = tl.program_id(1) * SPAN
-    largest = tl.full((), -float("inf"), tl.float32)
-    for block in range(first, tl.minimum(first + SPAN, tl.cdiv(vocab_size, BLOCK))):
-        x = _load_block(logits, vocab_size, block, threshold, HAS_THRESHOLD, BLOCK)
-        bound = largest
-        is_far = False
-        if SKIP:
-            bound = _maximum(x)
-            # False for NaN. A tie goes to the other logit, whose id is lower.
-            is_far = bound + temperature * _SPREAD < largest
-            largest = tl.maximum(largest, bound)
-        if temperature > 0:
-            if is_far:
-                bound = tl.full((), -float("inf"), tl.float32)
-            else:
-                bits = noise_bits(seed, position, block * (BLOCK // 4), purpose, BLOCK // 4)
-                # The bits of a float32 as an integer grow as its logarithm does, in straight lines.
-                lines = bits.to(tl.float32).to(tl.int32, bitcast=True).to(tl.float32)
-                bound = _maximum(x - slope * lines) + temperature * _OFFSET
-                bound = tl.where(bound > -float("inf"), bound + tl.abs(bound) * _ROOM, bound)
-        elif not SKIP:
-            bound = _maximum(x)
-        tl.store(bounds + row * bounds_stride + block, bound)
+    A score of -inf, and any id and logit, where there is none. maxima, bounds [GROUPS] of the row; chosen: scratch.
+    """
+    at = tl.arange(0, GROUPS)
+    bounds = tl.where(maxima > above, bounds, -float("inf"))
+    top = tl.max(bounds, axis=0)
+    first = tl.min(tl.where((bounds == top) & (bounds > -float("inf")), at, GROUPS), axis=0)
+    count = tl.sum((at == first).to(tl.int32), axis=0)
+    tl.debug_barrier()  # what is there may still be being read
+    tl.store(chosen, first, mask=count > 0)
+    tl.debug_barrier()
+    best, token_id, logit = tl.full((), -float("inf"), tl.float32), tl.full((), _NO_ID, tl.int32), above
+    # Where there is no noise, the first group with the largest maximum has the answer.
+    for i in range(0, tl.where(temperature > 0, 2, 1)):
+        if i == 1:
+            reach = (bounds >= best) & (at != first) & (bounds > -float("inf"))
+            count = tl.sum(reach.to(tl.int32), axis=0)
+            if count > 0:
+                collect(chosen, at, reach)
+        for start in range(0, count, TILE):
+            score, other_id, other_logit = _best_of(
+                base,
+                vocab_size,
+                chosen,
+                start,
+                count,
+                above,
+                threshold,
+                temperature,
+                seed,
+                position,
+                purpose,
+                TILE,
+            )
+            wins = (score > best) | ((score == best) & (other_id < token_id))
+            best, token_id = tl.where(wins, score, best), tl.where(wins, other_id, token_id)
+            logit = tl.where(wins, other_logit, logit)
+    return best, token_id, logit
 
 
 @triton.jit
-def _choose_kernel(
+def _gumbel_argmax_kernel(
     logits,
     logits_stride,
     vocab_size,
@@ -175,50 +199,73 @@ def _choose_kernel(
     logits_indices,
     positions,
     temperatures,
-    temperature_stride,
+    top_ks,
+    top_ps,
+    parameter_stride,
     seeds,
     seed_stride,
+    maxima,
+    num_groups,
     thresholds,
-    bounds,
-    bounds_stride,
-    num_blocks,
+    chosen,
     token_ids,
     failed,
+    rung_ids,
+    rung_logits,
     purpose: tl.constexpr,
     HAS_THRESHOLD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    HAS_LADDER: tl.constexpr,
+    RUNGS: tl.constexpr,
+    PADDED: tl.constexpr,
+    TILE: tl.constexpr,
 ) -> None:
-    """Scores of the blocks that may hold the best one of a row, by falling bound, until no other block can."""
+    """One row."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    temperature = tl.load(temperatures + slot * temperature_stride)
+    temperature = tl.load(temperatures + slot * parameter_stride)
     seed = tl.load(seeds + slot * seed_stride)
     position = tl.load(positions + tl.load(logits_indices + row)) + 1
-    threshold = tl.load(thresholds + row) if HAS_THRESHOLD else 0.0
-    logits += row * logits_stride
+    threshold = tl.full((), -float("inf"), tl.float32)
+    if HAS_THRESHOLD:
+        threshold = tl.load(thresholds + row)
+    base, chosen = logits + row * logits_stride, chosen + row * num_groups
 
-    at = tl.arange(0, BLOCKS)
-    bound = tl.load(bounds + row * bounds_stride + at, mask=at < num_blocks, other=-float("inf"))
-    has_nan = tl.max((bound != bound).to(tl.int32), axis=0) > 0
-    bound = tl.where(has_nan, -float("inf"), bound)
-    best, best_id = tl.full((), -float("inf"), tl.float32), tl.full((), 0, tl.int32)
-    top, block = tl.max(bound, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    while (top > best) | ((top == best) & (block * BLOCK < best_id)):
-        x = _load_block(logits, vocab_size, block, threshold, HAS_THRESHOLD, BLOCK)
-        if temperature > 0:
-            bits = noise_bits(seed, position, block * (BLOCK // 4), purpose, BLOCK // 4)
-            x += temperature * gumbel_from_bits(bits)
-        # Not by the index of a reduction over x flattened: Triton 3.6 then numbers x as its threads hold it.
-        score = _maximum(x)
-        token_id = block * BLOCK + tl.min(tl.min(tl.where(x == score, _places(BLOCK), BLOCK), axis=1), axis=0)
-        wins = (score > best) | ((score == best) & (token_id < best_id))
-        best, best_id = tl.where(wins, score, best), tl.where(wins, token_id, best_id)
-        bound = tl.where(at == block, -float("inf"), bound)
-        top, block = tl.max(bound, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    fail = best == -float("inf")
-    tl.store(token_ids + row, best_id.to(tl.int64))
-    tl.store(failed + row, fail)
+    at = tl.arange(0, PADDED)
+    most = tl.load(maxima + row * num_groups + at, mask=at < num_groups, other=-float("inf"))
+    has_nan = tl.max((most != most).to(tl.int32), axis=0) > 0
+    most = tl.where(has_nan, -float("inf"), most)
+    bounds = score_bounds(most, threshold, temperature, seed, position, purpose, PADDED)
+    num_rungs = 1
+    if HAS_LADDER:
+        tl.store(rung_logits + row * (RUNGS + 1) + RUNGS, tl.max(most, axis=0))
+        top_k = tl.load(top_ks + slot * parameter_stride)
+        top_p = tl.load(top_ps + slot * parameter_stride)
+        num_rungs = tl.where(is_top_p_alone(temperature, top_k, top_p, vocab_size), RUNGS, 1)
+    above = tl.full((), -float("inf"), tl.float32)
+    for rung in range(0, num_rungs):
+        best, token_id, logit = draw(
+            base,
+            vocab_size,
+            most,
+            bounds,
+            chosen,
+            above,
+            threshold,
+            temperature,
+            seed,
+            position,
+            purpose,
+            PADDED,
+            TILE,
+        )
+        has_id = best > -float("inf")
+        if rung == 0:
+            tl.store(token_ids + row, tl.where(has_id, token_id, 0).to(tl.int64))
+            tl.store(failed + row, best == -float("inf"))
+        if HAS_LADDER:
+            above = tl.where(has_id, logit, float("inf"))
+            tl.store(rung_ids + row * RUNGS + rung, tl.where(has_id, token_id, -1))
+            tl.store(rung_logits + row * (RUNGS + 1) + rung, above)
 
 
 def gumbel_argmax_triton(
@@ -226,15 +273,20 @@ def gumbel_argmax_triton(
     vocab_size: int,
     rows: SamplingRows,
     purpose: int,
+    groups: Groups,
     thresholds: torch.Tensor | None,
     token_ids: torch.Tensor,
     failed: torch.Tensor,
-    bounds: torch.Tensor,
-    launch: Launch = LAUNCH,
+    chosen: torch.Tensor,
+    ladder: Ladder | None = None,
+    num_warps: int = 8,
 ) -> None:
-    """Two launches: a bound for every block of every row, then the best id of every row."""
-    num_rows, blocks = logits.shape[0], num_blocks(vocab_size, launch)
-    arguments = (
+    """One program for every row."""
+    stride = rows.temperature.stride(0)
+    assert stride == rows.top_k.stride(0) == rows.top_p.stride(0)
+    num_groups = groups.maxima.shape[1]
+    padded = max(4, triton.next_power_of_2(num_groups))
+    _gumbel_argmax_kernel[(logits.shape[0],)](
         logits,
         logits.stride(0),
         vocab_size,
@@ -242,19 +294,27 @@ def gumbel_argmax_triton(
         rows.logits_indices,
         rows.positions,
         rows.temperature,
-        rows.temperature.stride(0),
+        rows.top_k,
+        rows.top_p,
+        stride,
         rows.seed,
         rows.seed.stride(0),
+        groups.maxima,
+        num_groups,
         thresholds,
-        bounds,
-        bounds.stride(0),
+        chosen,
+        token_ids,
+        failed,
+        None if ladder is None else ladder.ids,
+        None if ladder is None else ladder.logits,
+        purpose=purpose,
+        HAS_THRESHOLD=thresholds is not None,
+        HAS_LADDER=ladder is not None,
+        RUNGS=RUNGS,
+        PADDED=padded,
+        TILE=min(_TILE, padded),
+        num_warps=num_warps,
     )
-    options = {"purpose": purpose, "HAS_THRESHOLD": thresholds is not None, "BLOCK": launch.block}
-    _bound_kernel[(num_rows, -(-blocks // launch.span))](
-        *arguments, **options, SKIP=launch.skip, SPAN=launch.span, num_warps=launch.num_warps
-    )
-    padded = triton.next_power_of_2(blocks)
-    _choose_kernel[(num_rows,)](*arguments, blocks, token_ids, failed, **options, BLOCKS=padded)
 
 
 def gumbel_argmax(
@@ -262,13 +322,17 @@ def gumbel_argmax(
     vocab_size: int,
     rows: SamplingRows,
     purpose: int,
+    groups: Groups,
     thresholds: torch.Tensor | None,
     token_ids: torch.Tensor,
     failed: torch.Tensor,
+    ladder: Ladder | None = None,
 ) -> None:
-    """Fill `token_ids` and `failed` for every row of logits; see the module's formula and shapes."""
+    """Fill `token_ids`, `failed` and `ladder` for every row of logits; see the module's formula and shapes."""
     if not use_triton(logits):
-        gumbel_argmax_torch(logits, vocab_size, rows, purpose, thresholds, token_ids, failed)
+        gumbel_argmax_torch(logits, vocab_size, rows, purpose, thresholds, token_ids, failed, ladder)
         return
-    bounds = logits.new_empty((logits.shape[0], num_blocks(vocab_size)), dtype=torch.float32)
-    gumbel_argmax_triton(logits, vocab_size, rows, purpose, thresholds, token_ids, failed, bounds)
+    chosen = torch.empty_like(groups.maxima, dtype=torch.int32)
+    gumbel_argmax_triton(
+        logits, vocab_size, rows, purpose, groups, thresholds, token_ids, failed, chosen, ladder
+    )

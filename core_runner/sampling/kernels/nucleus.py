@@ -1,0 +1,280 @@
+"""Top-p without its threshold: the rungs of a row's ladder are tried until one lies in the nucleus.
+
+    total         = sum over id of exp((logit[id] - best) / T)
+    above(x)      = sum of the same over ids with logit > x
+    token_ids[row] = the first of ladder.ids[row] with  above(its logit) < top_p * total
+
+The nucleus is the set of ids for which that holds, ties included. If the best score of all ids is inside, it is the
+best score of the nucleus; if not, no id up to its logit is inside either, and the next rung is the best of what is
+left. So the id is exactly that which a threshold would give, and a threshold need not be found: the mass above all
+rungs takes one look at the groups that have a logit above the first. A row whose ladder ends too early, about
+(log(1 / top_p))^3 / 6 of the flattest rows, goes on alone, rung by rung.
+
+Rows that top-p alone filters; others keep their token id. logits [n, >= vocab_size] (any float type, strided rows),
+groups as `group_maxima` leaves them, thresholds float32 [n] and ladder as in `gumbel_argmax`, token_ids int64 [n],
+masses: scratch, float32 [n, RUNGS, tiles], chosen: scratch, int32 like the groups.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from core_runner.sampling.kernels.group_maxima import (
+    Groups,
+    collect,
+    is_top_p_alone,
+    load_groups,
+    log2_scale,
+    top_p_alone,
+    weights,
+)
+from core_runner.sampling.kernels.gumbel_argmax import (
+    RUNGS,
+    Ladder,
+    draw,
+    first_best_torch,
+    score_bounds,
+    scores_torch,
+)
+from core_runner.sampling.kernels.noise import GROUP
+from core_runner.sampling.kernels.top_k_top_p import top_k_top_p_torch
+from core_runner.sampling.rows import SamplingRows
+from model_states.kernels.dispatch import use_triton
+from model_states.kernels.triton_import import tl, triton
+
+_TILE, _DRAW_TILE = 64, 16  # groups that are summed, and scored, together
+_GROUP = tl.constexpr(GROUP)
+_LEAST_NEED = tl.constexpr(
+    1e-30
+)  # top_p may be too small for a float32; the best id is in the nucleus all the same
+
+
+def nucleus_torch(
+    logits: torch.Tensor, vocab_size: int, rows: SamplingRows, purpose: int, token_ids: torch.Tensor
+) -> None:
+    """Plain torch twin, which finds the threshold."""
+    thresholds = logits.new_empty(logits.shape[0], dtype=torch.float32)
+    top_k_top_p_torch(logits, vocab_size, rows, True, thresholds)
+    scores = scores_torch(logits, vocab_size, rows, purpose)
+    scores = scores.masked_fill(logits[:, :vocab_size] < thresholds[:, None], -torch.inf)
+    has_id = scores.amax(dim=1) > -torch.inf
+    token_ids.copy_(torch.where(has_id & top_p_alone(rows, vocab_size), first_best_torch(scores), token_ids))
+
+
+@triton.jit
+def _masses_kernel(
+    logits,
+    logits_stride,
+    vocab_size,
+    slots,
+    temperatures,
+    top_ks,
+    top_ps,
+    parameter_stride,
+    maxima,
+    num_groups,
+    rung_logits,
+    masses,
+    RUNGS: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """The mass above each rung of one row, in one tile of its groups."""
+    row = tl.program_id(0).to(tl.int64)
+    parameters = tl.load(slots + row).to(tl.int64) * parameter_stride
+    temperature = tl.load(temperatures + parameters)
+    top_k, top_p = tl.load(top_ks + parameters), tl.load(top_ps + parameters)
+    if not is_top_p_alone(temperature, top_k, top_p, vocab_size):
+        return
+    groups = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    most = tl.load(maxima + row * num_groups + groups, mask=groups < num_groups, other=-float("inf"))
+    rung_logits += row * (RUNGS + 1)
+    has_more = most > tl.load(rung_logits)
+    target = masses + row * RUNGS * tl.num_programs(1) + tl.program_id(1)
+    if tl.max(has_more.to(tl.int32), axis=0) > 0:
+        ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+        x = tl.load(
+            logits + row * logits_stride + ids,
+            mask=has_more[:, None] & (ids < vocab_size),
+            other=-float("inf"),
+        ).to(tl.float32)
+        weight = weights(x, tl.load(rung_logits + RUNGS), log2_scale(temperature))
+        for rung in tl.static_range(RUNGS):
+            above = tl.where(x > tl.load(rung_logits + rung), weight, 0.0)
+            tl.store(target + rung * tl.num_programs(1), tl.sum(tl.sum(above, axis=1), axis=0))
+    else:
+        for rung in tl.static_range(RUNGS):
+            tl.store(target + rung * tl.num_programs(1), 0.0)
+
+
+@triton.jit
+def _mass_above(base, vocab_size, chosen, count, above, best, scale, TILE: tl.constexpr) -> Any:
+    """Weight of the logits > above in the chosen groups."""
+    mass = tl.zeros((TILE, _GROUP), tl.float32)
+    for start in range(0, count, TILE):
+        _, x = load_groups(base, vocab_size, chosen, start, count, TILE)
+        mass += tl.where(x > above, weights(x, best, scale), 0.0)
+    return tl.sum(tl.sum(mass, axis=1), axis=0)
+
+
+@triton.jit
+def _nucleus_kernel(
+    logits,
+    logits_stride,
+    vocab_size,
+    slots,
+    logits_indices,
+    positions,
+    temperatures,
+    top_ks,
+    top_ps,
+    parameter_stride,
+    seeds,
+    seed_stride,
+    maxima,
+    sums,
+    num_groups,
+    thresholds,
+    rung_ids,
+    rung_logits,
+    masses,
+    num_tiles,
+    chosen,
+    token_ids,
+    purpose: tl.constexpr,
+    RUNGS: tl.constexpr,
+    PADDED: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    DRAW_TILE: tl.constexpr,
+) -> None:
+    """One row: its first rung inside the nucleus, or more rungs."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    temperature = tl.load(temperatures + slot * parameter_stride)
+    top_k, top_p = tl.load(top_ks + slot * parameter_stride), tl.load(top_ps + slot * parameter_stride)
+    first_id = tl.load(rung_ids + row * RUNGS)
+    if (first_id < 0) | (not is_top_p_alone(temperature, top_k, top_p, vocab_size)):
+        return
+    at = tl.arange(0, PADDED)
+    most = tl.load(maxima + row * num_groups + at, mask=at < num_groups, other=-float("inf"))
+    part = tl.load(sums + row * num_groups + at, mask=at < num_groups, other=0.0)
+    best, scale = tl.load(rung_logits + row * (RUNGS + 1) + RUNGS), log2_scale(temperature)
+    need = tl.maximum(top_p * tl.sum(part * weights(most, best, scale), axis=0), _LEAST_NEED)
+
+    tile = tl.arange(0, TILES)
+    chosen_id, is_inside = first_id, False
+    for rung in tl.static_range(RUNGS):
+        mass = tl.load(masses + (row * RUNGS + rung) * num_tiles + tile, mask=tile < num_tiles, other=0.0)
+        if not is_inside:
+            is_inside = tl.sum(mass, axis=0) < need
+            chosen_id = tl.load(rung_ids + row * RUNGS + rung)
+    if not is_inside:
+        seed = tl.load(seeds + slot * seed_stride)
+        position = tl.load(positions + tl.load(logits_indices + row)) + 1
+        threshold = tl.load(thresholds + row)
+        base, chosen = logits + row * logits_stride, chosen + row * num_groups
+        bounds = score_bounds(most, threshold, temperature, seed, position, purpose, PADDED)
+        above = tl.load(rung_logits + row * (RUNGS + 1) + RUNGS - 1)
+        while not is_inside:
+            _, chosen_id, above = draw(
+                base,
+                vocab_size,
+                most,
+                bounds,
+                chosen,
+                above,
+                threshold,
+                temperature,
+                seed,
+                position,
+                purpose,
+                PADDED,
+                DRAW_TILE,
+            )
+            count = collect(chosen, at, most > above)
+            is_inside = _mass_above(base, vocab_size, chosen, count, above, best, scale, TILE) < need
+    tl.store(token_ids + row, chosen_id.to(tl.int64))
+
+
+def nucleus_triton(
+    logits: torch.Tensor,
+    vocab_size: int,
+    rows: SamplingRows,
+    purpose: int,
+    groups: Groups,
+    thresholds: torch.Tensor,
+    ladder: Ladder,
+    token_ids: torch.Tensor,
+    masses: torch.Tensor,
+    chosen: torch.Tensor,
+) -> None:
+    """Two launches: the mass above every rung, tile by tile, and the choice. Other rows leave both at once."""
+    assert groups.sums is not None
+    num_rows, num_groups, num_tiles = logits.shape[0], groups.maxima.shape[1], masses.shape[2]
+    parameters = (rows.temperature, rows.top_k, rows.top_p, rows.temperature.stride(0))
+    tile = min(_TILE, triton.next_power_of_2(num_groups))
+    _masses_kernel[(num_rows, num_tiles)](
+        logits,
+        logits.stride(0),
+        vocab_size,
+        rows.slots,
+        *parameters,
+        groups.maxima,
+        num_groups,
+        ladder.logits,
+        masses,
+        RUNGS=RUNGS,
+        TILE=tile,
+        num_warps=4,
+    )
+    padded = max(4, triton.next_power_of_2(num_groups))
+    _nucleus_kernel[(num_rows,)](
+        logits,
+        logits.stride(0),
+        vocab_size,
+        rows.slots,
+        rows.logits_indices,
+        rows.positions,
+        *parameters,
+        rows.seed,
+        rows.seed.stride(0),
+        groups.maxima,
+        groups.sums,
+        num_groups,
+        thresholds,
+        ladder.ids,
+        ladder.logits,
+        masses,
+        num_tiles,
+        chosen,
+        token_ids,
+        purpose=purpose,
+        RUNGS=RUNGS,
+        PADDED=padded,
+        TILES=triton.next_power_of_2(num_tiles),
+        TILE=tile,
+        DRAW_TILE=min(_DRAW_TILE, tile),
+        num_warps=8,
+    )
+
+
+def nucleus(
+    logits: torch.Tensor,
+    vocab_size: int,
+    rows: SamplingRows,
+    purpose: int,
+    groups: Groups,
+    thresholds: torch.Tensor,
+    ladder: Ladder,
+    token_ids: torch.Tensor,
+) -> None:
+    """Change `token_ids` where they fall out of the nucleus; see the module's formula and shapes."""
+    if not use_triton(logits):
+        nucleus_torch(logits, vocab_size, rows, purpose, token_ids)
+        return
+    num_tiles = -(-groups.maxima.shape[1] // _TILE)
+    masses = logits.new_empty((logits.shape[0], RUNGS, num_tiles), dtype=torch.float32)
+    chosen = torch.empty_like(groups.maxima, dtype=torch.int32)
+    nucleus_triton(logits, vocab_size, rows, purpose, groups, thresholds, ladder, token_ids, masses, chosen)
