@@ -162,7 +162,7 @@ class LLM:
         with self._lock:
             updates = self.engine.step()
             self._processor.process(updates)
-            if not updates:
+            if not updates and not self.engine.has_unfinished:
                 self._processor.end_aborted()
 
     def _abandon(self, unfinished: Mapping[str, Sequence[str]]) -> None:

@@ -45,6 +45,7 @@ class OutputProcessor:
     ) -> None:
         """Send this request's deltas to `sink`: one per step when it streams, else only the last."""
         params = request.sampling_params
+        request.reports_tokens = stream or bool(params.stop)
         detokenizer = None
         if self._tokenizer is not None and (stream or params.stop):
             detokenizer = IncrementalDetokenizer(

@@ -73,6 +73,7 @@ class Request:
     prompt_token_ids: the user's tokens, converted to int32 [prompt_len].
     seed: stream of the request in [0, 2**63); None takes the parameters' seed, or draws one that is kept.
     group, index: the prompt's completions, where there are several, and which of them this is.
+    reports_tokens: whether every step that brings tokens is reported, or the end alone.
     input_keys: names of the model inputs' content, by which prefix blocks are shared; the engine asks for them.
     stop_token_ids: ids that end the request; the scheduler adds the model's end ids at admission.
     arrival: order of arrival. rank: (priority or 0, arrival), smaller runs earlier. The scheduler sets both.
@@ -94,6 +95,7 @@ class Request:
     model_inputs: Mapping[str, Any] = field(default_factory=dict)
     group: PromptGroup | None = None
     index: int = 0
+    reports_tokens: bool = True
     input_keys: Mapping[str, bytes] = field(default_factory=dict)
     # Copied from the parameters, so that the scheduler reads one object.
     priority: int = field(init=False)

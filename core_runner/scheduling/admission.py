@@ -109,7 +109,8 @@ class Admission:
 
     def admit(self, budget: int) -> tuple[list[NewRequest], IntArray, IntArray]:
         """Admissions within `budget` tokens, their slots and the tokens of their first chunks, each [n]."""
-        admitted, counts = [], []
+        admitted: list[NewRequest] = []
+        counts: list[int] = []
         while budget > 0 and self._slots.num_free:
             request = self._queue.peek()
             # A preempted request comes back only when all its tokens are known.

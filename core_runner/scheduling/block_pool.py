@@ -79,13 +79,15 @@ class BlockPool:
         """Block that holds the tokens behind the hash, or None."""
         return self._block_of.get(block_hash)
 
-    def publish(self, block_hash: bytes, block: int) -> None:
-        """Make a held block hit-able. Of two blocks of one content the first is kept."""
-        assert self._ref_counts[block] > 0, f"block {block} is published while nobody holds it"
-        # A second copy stays private to its request and is reused early.
-        if block_hash not in self._block_of and block not in self._hash_of:
-            self._block_of[block_hash] = block
-            self._hash_of[block] = block_hash
+    def publish(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Make held blocks hit-able, the null block excepted. Of two blocks of one content the first is kept."""
+        refs, block_of, hash_of = self._ref_counts, self._block_of, self._hash_of
+        for block_hash, block in zip(hashes, blocks, strict=True):
+            # A second copy stays private to its request and is reused early.
+            if block and block_hash not in block_of and block not in hash_of:
+                assert refs[block] > 0, f"block {block} is published while nobody holds it"
+                block_of[block_hash] = block
+                hash_of[block] = block_hash
 
     def forget(self, block_hash: bytes) -> None:
         """Stop offering the block of this hash, if there is one."""

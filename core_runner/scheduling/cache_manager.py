@@ -11,6 +11,8 @@ from core_runner.scheduling.group_cache import NEVER_PUBLISHED, GroupCache
 from core_runner.scheduling.output import BlockUpdate, IntArray
 from core_runner.scheduling.prefix_cache import GroupSpec, PrefixCache, PrefixHit
 
+_ENDLESS = 2**31 - 1
+
 
 class CacheManager:
     """Block lists by slot for each cache group.
@@ -33,6 +35,10 @@ class CacheManager:
         pairs = zip(groups, num_blocks, strict=True)
         self.groups = [GroupCache(spec, num, max_num_reqs, max_model_len) for spec, num in pairs]
         self._max_chunk = max_chunk
+        self.has_windows = any(group.spec.sliding_window is not None for group in self.groups)
+        # Tokens that the blocks of a slot cover in every group, [R].
+        self._num_covered_np = np.zeros(max_num_reqs, np.int32)
+        self._ahead = max((group.spec.block_size for group in self.groups), default=0)
         # A model without cache groups (pure recurrent state) has nothing to hit.
         self._enable_prefix_caching = enable_prefix_caching and bool(self.groups)
         self._share_prompts = share_prompts and bool(self.groups)
@@ -100,17 +106,42 @@ class CacheManager:
             group.admit(slot, hit_ids, num_tokens)
             if not cacheable:
                 group.num_published_np[slot] = NEVER_PUBLISHED
+        self._recount(np.array([slot], np.int32))
 
     def grow(self, slots: IntArray, num_tokens: IntArray) -> bool:
         """Cover the first `num_tokens[i]` tokens of every slot in every group, or change nothing: False."""
+        return self._grow(slots, num_tokens, roomy=False)
+
+    def grow_ahead(self, slots: IntArray, num_tokens: IntArray, limits: IntArray) -> bool:
+        """`grow`, and where a quarter of every pool stays free by one block more for each slot, up to `limits[i]`
+        tokens: then the rows of many steps need none.
+        """
+        if (num_tokens <= self._num_covered_np[slots]).all():
+            return True
+        ahead = np.maximum(np.minimum(num_tokens + self._ahead, limits), num_tokens)
+        return self._grow(slots, ahead, roomy=True) or self._grow(slots, num_tokens, roomy=False)
+
+    def num_steps_covered(self, slots: IntArray, num_tokens: IntArray) -> int:
+        """How many tokens each of these slots can at least grow by without a further block."""
+        if not self.groups:
+            return _ENDLESS
+        return int((self._num_covered_np[slots] - num_tokens).min())
+
+    def _grow(self, slots: IntArray, num_tokens: IntArray, roomy: bool) -> bool:
         # All groups are asked before any gives: half a growth could not be taken back.
         missing = [group.num_missing(slots, num_tokens) for group in self.groups]
         for group, num_missing in zip(self.groups, missing, strict=True):
-            if int(num_missing.sum()) > group.pool.num_free:
+            kept = group.pool.num_blocks // 4 if roomy else 0
+            if int(num_missing.sum()) > group.pool.num_free - kept:
                 return False
         for group, num_missing in zip(self.groups, missing, strict=True):
             group.append(slots, num_missing)
+        self._recount(slots)
         return True
+
+    def _recount(self, slots: IntArray) -> None:
+        covered = [group.num_blocks_np[slots] * group.spec.block_size for group in self.groups]
+        self._num_covered_np[slots] = np.minimum.reduce(covered) if covered else _ENDLESS
 
     def give_back_unseen(self, slots: IntArray, num_computed: IntArray) -> None:
         """Free blocks of window groups that no token from `num_computed[i]` on can see."""
@@ -121,26 +152,16 @@ class CacheManager:
         """Free every block of a slot; published ones stay hit-able until they are given out again."""
         for group in self.groups:
             group.release(slot)
+        self._num_covered_np[slot] = 0
 
     def publish(self, slot: int, request: Request, num_tokens: int) -> None:
         """Offer the full blocks of the first `num_tokens` tokens, which are known and scheduled."""
         for group_idx, group in enumerate(self.groups):
             first, last = int(group.num_published_np[slot]), num_tokens // group.spec.block_size
-            for block_idx in range(first, last):
-                block = int(group.table[slot, block_idx])
-                # A window group may have given the block back already.
-                if block:
-                    self._prefix.publish(request, group_idx, block_idx, block)
-            group.num_published_np[slot] = max(first, last)
-
-    def find_unpublished(self, slots: IntArray, num_tokens: IntArray) -> IntArray:
-        """Rows whose first `num_tokens[i]` tokens hold a full block that is not offered yet."""
-        # Slots whose blocks are not shared count as fully published.
-        behind = np.zeros(len(slots), np.bool_)
-        if self._enable_prefix_caching:
-            for group in self.groups:
-                behind |= num_tokens // group.spec.block_size > group.num_published_np[slots]
-        return np.flatnonzero(behind).astype(np.int32)
+            if first < last:
+                # A window group may have given blocks back already.
+                self._prefix.publish(request, group_idx, first, group.table[slot, first:last].tolist())
+                group.num_published_np[slot] = last
 
     def forget(self, request: Request) -> None:
         """Stop offering every block of the request's chain."""

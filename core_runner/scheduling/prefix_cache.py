@@ -61,10 +61,11 @@ class PrefixCache:
         pairs = zip(self._groups, self._pools, strict=True)
         return PrefixHit(length, tuple(self._blocks(request, group, pool, length) for group, pool in pairs))
 
-    def publish(self, request: Request, group_idx: int, block_idx: int, block: int) -> None:
-        """Offer the request's `block_idx`-th block, whose tokens are known and scheduled."""
-        block_hash = self._hashes(request, self._groups[group_idx].block_size, block_idx + 1)[block_idx]
-        self._pools[group_idx].publish(block_hash, block)
+    def publish(self, request: Request, group_idx: int, start: int, blocks: Sequence[int]) -> None:
+        """Offer the request's blocks from the `start`-th on, whose tokens are known and scheduled; 0 is passed over."""
+        stop = start + len(blocks)
+        hashes = self._hashes(request, self._groups[group_idx].block_size, stop)
+        self._pools[group_idx].publish(hashes[start:stop], blocks)
 
     def forget(self, request: Request) -> None:
         """Offer nothing that this request computed or relied on: its numbers cannot be trusted."""

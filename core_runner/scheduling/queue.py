@@ -26,6 +26,11 @@ class WaitingQueue:
         return len(self._members) + len(self._unready)
 
     @property
+    def has_unready(self) -> bool:
+        """Whether `settle` has somebody to look at."""
+        return bool(self._unready)
+
+    @property
     def has_room(self) -> bool:
         """Whether one more new request may wait."""
         return len(self) < self._max_waiting

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from core_runner.errors import RequestError
 from core_runner.request import Request, RequestStatus
 from core_runner.scheduling.admission import Admission, AdmissionRules
+from core_runner.scheduling.builder import StepBuilder
 from core_runner.scheduling.cache_manager import CacheManager
 from core_runner.scheduling.output import (
     ModelRunnerOutput,
@@ -27,6 +26,7 @@ from core_runner.scheduling.plan import Rows, plan_running
 from core_runner.scheduling.prefix_cache import GroupSpec
 from core_runner.scheduling.queue import WaitingQueue
 from core_runner.scheduling.slots import SlotTable
+from core_runner.scheduling.steady import SteadySteps
 from core_runner.scheduling.step import RequestUpdate, ScheduledStep, SchedulerConfig, SchedulerStats
 from core_runner.scheduling.update import StepResults
 
@@ -61,10 +61,12 @@ class Scheduler:
         self._queue = WaitingQueue(config.max_waiting)
         self._requests: dict[str, Request] = {}
         self._removed: list[RemovedRequest] = []
-        self._results = StepResults(self._slots, self._cache, eos_token_ids)
+        self._results = StepResults(self._slots, eos_token_ids)
         self._rules = AdmissionRules(config, self._cache, self._eos)
         self._admission = Admission(config, self._slots, self._cache, self._queue)
         self._failed: list[RequestUpdate] = []
+        self._builder = StepBuilder(config, self._slots, self._cache, self._queue)
+        self._steady = SteadySteps(self._slots, self._cache, self._queue)
         self._num_arrivals = self._num_preemptions = 0
 
     # ---- requests
@@ -130,6 +132,13 @@ class Scheduler:
 
         With requests unfinished, None means that a step in flight must be given to `update` first.
         """
+        step = self._steady.next()
+        if step is None:
+            step = self._plan()
+            self._steady.note(step)
+        return step
+
+    def _plan(self) -> ScheduledStep | None:
         num_preemptions = self._num_preemptions
         for request in self._queue.settle():
             self._fail_waiting(request)
@@ -146,7 +155,7 @@ class Scheduler:
         if not len(rows.slots):
             self._cache.take_updates()  # only entries of slots that were preempted just now
             return None
-        return self._commit(rows, new_requests)
+        return self._builder.build(rows, new_requests, self._take_removed())
 
     def update(self, step: ScheduledStep, output: ModelRunnerOutput) -> list[RequestUpdate]:
         """Take in what a step sampled: one entry for each request that got tokens or ended."""
@@ -198,7 +207,7 @@ class Scheduler:
         self._cache.give_back_unseen(slots, sure)
         # Nearly always there is enough, and one vectorised check serves all rows.
         targets = computed + rows.counts
-        if self._cache.grow(slots, targets):
+        if self._cache.grow_ahead(slots, targets, table.max_total_np[slots] - 1):
             return rows
         running = table.running()
         victims = running[table.by_rank(running)].tolist()
@@ -209,45 +218,10 @@ class Scheduler:
                 self._preempt(table.requests_np[victims.pop()])
         return rows.select(table.is_running_np[slots])
 
-    def _commit(self, rows: Rows, new_requests: list[NewRequest]) -> ScheduledStep:
-        """Count the step as done, offer the blocks of prefill tokens that it computes, and describe it."""
-        table = self._slots
-        slots, counts, drafts = rows
-        computed = table.num_computed_np[slots]
-        after = computed + counts
-        prefill_len = table.prefill_len_np[slots]
-        samples = after >= prefill_len
-        table.num_computed_np[slots] = after
-        table.num_tokens_np[slots] += np.where(samples, 1 + drafts, 0).astype(np.int32, copy=False)
-        table.num_in_flight_np[slots] += samples
-        requests = table.requests_np[slots].tolist()
-        # Offered only now: a hit within this step would read what this step is still to write.
-        for row in np.flatnonzero(computed < prefill_len).tolist():
-            self._cache.publish(int(slots[row]), requests[row], int(after[row]))
-            self._note_prefill(requests[row], int(after[row]))
-        output = SchedulerOutput(
-            removed=self._take_removed(),
-            new_requests=new_requests,
-            block_updates=self._cache.take_updates(),
-            slots=slots,
-            num_scheduled_tokens=counts,
-            num_computed_tokens=computed,
-            num_draft_tokens=drafts if self.config.num_draft_tokens else None,
-        )
-        constrained = np.flatnonzero(samples & table.is_constrained_np[slots])
-        return ScheduledStep(output, requests, samples, table.generation_np[slots], constrained)
-
-    def _note_prefill(self, request: Request, num_computed: int) -> None:
-        """What has been waiting for these tokens: prompt log-probabilities, and other completions of the prompt."""
-        request.num_scored_tokens = max(request.num_scored_tokens, num_computed)
-        group = request.group
-        if group is not None and not group.is_computed and num_computed >= request.prompt_len:
-            group.is_computed = True
-            self._queue.release(group)
-
     # ---- giving up slots
 
     def _preempt(self, request: Request) -> None:
+        self._publish(request)
         self._give_up(request, "preempted")
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
@@ -260,6 +234,8 @@ class Scheduler:
         # Blocks of a request that failed may hold NaN, and so may those it was given by a hit.
         if status is RequestStatus.FINISHED_ERROR:
             self._cache.forget(request)
+        elif request.status is RequestStatus.RUNNING:
+            self._publish(request)
         if request.status is RequestStatus.RUNNING:
             self._give_up(request, "aborted" if status is RequestStatus.FINISHED_ABORT else "finished")
         else:
@@ -269,6 +245,12 @@ class Scheduler:
         if group is not None and group.leader is request and not group.is_computed:
             group.leader = None
             self._queue.release(group)
+
+    def _publish(self, request: Request) -> None:
+        """Offer the blocks that the request's outputs filled, now that it leaves them; those of its prompt are."""
+        table, slot = self._slots, request.slot
+        known, computed = int(table.num_known_np[slot]), int(table.num_computed_np[slot])
+        self._cache.publish(slot, request, min(known, computed))
 
     def _give_up(self, request: Request, reason: RemoveReason) -> None:
         slot = self._slots.release(request)

@@ -14,7 +14,8 @@ class SlotTable:
 
     Counts are optimistic: they include what is scheduled and not known yet. `num_tokens` counts known tokens
     and samples in flight, `num_known` those known on the host; `generation` changes when a slot is given up,
-    so a step that comes back late can tell whether its row still means the same admission.
+    so a step that comes back late can tell whether its row still means the same admission. `num_changes` counts
+    admissions and releases: while it stays, so does every field that is not a count.
     """
 
     def __init__(self, max_num_reqs: int) -> None:
@@ -29,12 +30,15 @@ class SlotTable:
         self.is_running_np = np.zeros(max_num_reqs, np.bool_)
         # Rows that update() must look at one by one: own stop ids, or logprobs to hand out.
         self.needs_check_np = np.zeros(max_num_reqs, np.bool_)
+        # Rows whose every token is reported.
+        self.reports_np = np.zeros(max_num_reqs, np.bool_)
         # Rows that must not run ahead of a token that is not known.
         self.is_constrained_np = np.zeros(max_num_reqs, np.bool_)
         self.requests_np = np.full(max_num_reqs, None, dtype=object)
         self._free = list(range(max_num_reqs - 1, -1, -1))
         self._running = np.zeros(max_num_reqs, np.int32)  # in order of admission
         self._num_listed = 0
+        self.num_changes = 0
 
     @property
     def num_free(self) -> int:
@@ -71,10 +75,12 @@ class SlotTable:
             or request.sampling_params.logprobs is not None
             or request.constraint is not None
         )
+        self.reports_np[slot] = request.reports_tokens
         self.is_running_np[slot] = True
         self.requests_np[slot] = request
         self._running[self._num_listed] = slot
         self._num_listed += 1
+        self.num_changes += 1
         request.slot = slot
         return slot
 
@@ -90,6 +96,7 @@ class SlotTable:
         self.is_running_np[slot] = self.is_constrained_np[slot] = False
         self.requests_np[slot] = None
         self._free.append(slot)
+        self.num_changes += 1
         return slot
 
     def by_rank(self, slots: IntArray) -> npt.NDArray[np.intp]:

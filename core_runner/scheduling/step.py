@@ -64,9 +64,13 @@ class ScheduledStep:
 
     output: SchedulerOutput
     requests: Sequence[Request]  # of each batch row
+    outputs: Sequence[list[int]]  # `output_token_ids` of these requests
     samples: npt.NDArray[np.bool_]  # rows that compute their last known token, [num_reqs]
     generations: npt.NDArray[np.int64]  # of each row's slot when the step was scheduled, [num_reqs]
     constrained: npt.NDArray[np.intp]  # rows whose sample a request's constraint narrows, [n]
+    num_changes: int  # `SlotTable.num_changes` when the step was scheduled
+    is_plain: bool  # every row decodes one token that is neither its last nor to be looked at
+    any_reports: bool  # a row's every token is reported
 
 
 class RequestUpdate(NamedTuple):

@@ -1,7 +1,8 @@
-"""What a step's output does to the requests: new tokens, stop rules, blocks whose tokens are known now."""
+"""What a step's output does to the requests: new tokens and stop rules."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy.typing as npt
 
 from core_runner.allowed_ids import explain_failed_row
 from core_runner.request import FinishReason, Request, RequestStatus, TokenLogprobs
-from core_runner.scheduling.cache_manager import CacheManager
 from core_runner.scheduling.output import Logprobs, ModelRunnerOutput
 from core_runner.scheduling.slots import SlotTable
 from core_runner.scheduling.step import RequestUpdate, ScheduledStep
@@ -18,19 +18,21 @@ Ended = list[tuple[Request, RequestStatus]]
 
 
 class StepResults:
-    """Applies outputs. Checks are numpy over rows; the Python loop appends tokens to rows that sampled."""
+    """Applies outputs. Checks are numpy over rows; tokens are appended by `map`, and Python loops over the rest."""
 
-    def __init__(self, slots: SlotTable, cache: CacheManager, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, slots: SlotTable, eos_token_ids: Sequence[int]) -> None:
         self._slots = slots
-        self._cache = cache
         self.num_generated_tokens = 0
         # One entry past the largest id stands for every id above it.
         self._is_eos = np.zeros(max(eos_token_ids, default=-1) + 2, np.bool_)
         self._is_eos[list(eos_token_ids)] = True
 
     def apply(self, step: ScheduledStep, output: ModelRunnerOutput) -> tuple[list[RequestUpdate], Ended]:
-        """One update for each request that got tokens or ends, and those that end; these hold their slots."""
+        """Updates of requests that end or have their tokens reported, and those that end; these hold their slots."""
         slots = step.output.slots
+        if step.is_plain and step.num_changes == self._slots.num_changes and not self._may_end(output):
+            self._slots.num_in_flight_np[slots] -= 1
+            return self._take_plain_rows(step, output, None), []
         # A slot given up since the step was scheduled may have another owner now: look at such rows alone.
         is_live = self._slots.generation_np[slots] == step.generations
         self._count(step, output, is_live)
@@ -46,30 +48,41 @@ class StepResults:
                 request.num_in_flight -= 1
             if not request.is_finished:
                 self._take_row(request, output, row, updates, ended)
-        self._publish(step, is_live & step.samples & ~output.failed)
         return updates, ended
 
+    def _may_end(self, output: ModelRunnerOutput) -> bool:
+        """Whether a row failed or sampled an end id."""
+        is_eos = self._is_eos.take(output.sampled_token_ids[:, 0], mode="clip")
+        return bool(is_eos.any() or output.failed.any())
+
     def _take_plain_rows(
-        self, step: ScheduledStep, output: ModelRunnerOutput, rows: npt.NDArray[np.intp]
+        self, step: ScheduledStep, output: ModelRunnerOutput, rows: npt.NDArray[np.intp] | None
     ) -> list[RequestUpdate]:
-        """Rows that bring one token each and go on: the only loop that grows with the running requests."""
-        requests = step.requests if len(rows) == len(step.requests) else [step.requests[row] for row in rows]
-        token_lists: list[list[int]] = output.sampled_token_ids[rows, :1].tolist()
-        for request, tokens in zip(requests, token_lists, strict=True):
-            request.output_token_ids += tokens
-        self.num_generated_tokens += len(token_lists)
+        """Rows that bring one token each and go on; None: all of them."""
+        slots, requests, outputs = step.output.slots, step.requests, step.outputs
+        tokens = output.sampled_token_ids[:, 0]
+        if rows is not None and len(rows) < len(requests):
+            slots, tokens = slots[rows], tokens[rows]
+            requests, outputs = [requests[row] for row in rows], [outputs[row] for row in rows]
+        self._slots.num_known_np[slots] += 1
+        self.num_generated_tokens += len(slots)
+        token_ids = tokens.tolist()
+        # The only work that grows with the running requests: `map` runs it in C.
+        deque(map(list.append, outputs, token_ids), maxlen=0)
+        if not step.any_reports:
+            return []
         # A named tuple's own constructor takes twice as long.
         new, none = tuple.__new__, ()
         return [
-            new(RequestUpdate, (request, tokens, None, none))
-            for request, tokens in zip(requests, token_lists, strict=True)
+            new(RequestUpdate, (request, [token], None, none))
+            for request, token in zip(requests, token_ids, strict=True)
+            if request.reports_tokens
         ]
 
     def _count(self, step: ScheduledStep, output: ModelRunnerOutput, is_live: npt.NDArray[np.bool_]) -> None:
         """Replace what was assumed of the live rows by what is known."""
         table, slots = self._slots, step.output.slots[is_live]
         table.num_in_flight_np[slots] -= step.samples[is_live]
-        table.num_known_np[slots] += output.num_sampled[is_live]
         # Without drafts nothing can be rejected, and what was assumed is what happened.
         if step.output.num_draft_tokens is not None:
             table.num_computed_np[slots] -= output.num_rejected[is_live]
@@ -80,11 +93,9 @@ class StepResults:
     ) -> npt.NDArray[np.bool_]:
         """Rows that may end, or that bring anything but one plain token, [num_reqs]."""
         table, slots = self._slots, step.output.slots
-        tokens = np.clip(output.sampled_token_ids[:, 0], 0, len(self._is_eos) - 1)
-        careful: npt.NDArray[np.bool_] = (
-            ~is_live | output.failed | (output.num_sampled != 1) | self._is_eos[tokens]
-        )
-        careful |= table.needs_check_np[slots] | (table.num_known_np[slots] >= table.max_total_np[slots])
+        careful: npt.NDArray[np.bool_] = ~is_live | output.failed | (output.num_sampled != 1)
+        careful |= self._is_eos.take(output.sampled_token_ids[:, 0], mode="clip")
+        careful |= table.needs_check_np[slots] | (table.num_known_np[slots] + 1 >= table.max_total_np[slots])
         return careful
 
     def _take_row(
@@ -106,10 +117,12 @@ class StepResults:
             self._fail(request, updates, ended)
             return
         request.output_token_ids += new
+        if request.slot >= 0:
+            self._slots.num_known_np[request.slot] += len(new)
         self.num_generated_tokens += len(new)
         logprobs = _row_logprobs(request, output.logprobs, row, len(new))
         request.logprobs += logprobs
-        if new or reason:
+        if reason or (new and request.reports_tokens):
             updates.append(RequestUpdate(request, new, reason, logprobs))
         if reason:
             ended.append((request, RequestStatus(reason)))
@@ -120,14 +133,6 @@ class StepResults:
         request.error = request.error or explain_failed_row(request.sampling_params)
         updates.append(RequestUpdate(request, [], "error"))
         ended.append((request, RequestStatus.FINISHED_ERROR))
-
-    def _publish(self, step: ScheduledStep, is_candidate: npt.NDArray[np.bool_]) -> None:
-        """Offer the blocks that the new tokens filled, where the step that computes them is scheduled."""
-        table, slots = self._slots, step.output.slots
-        ready = np.minimum(table.num_known_np[slots], table.num_computed_np[slots])
-        for row in self._cache.find_unpublished(slots, np.where(is_candidate, ready, 0)).tolist():
-            request = step.requests[row]
-            self._cache.publish(request.slot, request, min(int(ready[row]), request.num_tokens))
 
 
 def _cut_at_stop(request: Request, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:

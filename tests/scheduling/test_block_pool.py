@@ -24,7 +24,7 @@ def test_tail_of_a_chain_is_reused_first_and_blocks_without_a_hash_before_all():
     pool = BlockPool(6)
     chain, plain = pool.allocate(3), pool.allocate(2)
     for idx, block in enumerate(chain):
-        pool.publish(bytes([idx]), block)
+        pool.publish([bytes([idx])], [block])
     pool.free(chain)
     pool.free(plain)
     assert set(pool.allocate(2)) == set(plain)
@@ -36,7 +36,7 @@ def test_tail_of_a_chain_is_reused_first_and_blocks_without_a_hash_before_all():
 def test_free_block_stays_hit_able_until_it_is_handed_out():
     pool = BlockPool(3)
     (block,) = pool.allocate(1)
-    pool.publish(b"a", block)
+    pool.publish([b"a"], [block])
     pool.free([block])
     assert pool.lookup(b"a") == block
     pool.touch([block])
@@ -54,8 +54,8 @@ def test_free_block_stays_hit_able_until_it_is_handed_out():
 def test_touched_block_becomes_the_most_recent():
     pool = BlockPool(3)
     first, second = pool.allocate(2)
-    pool.publish(b"1", first)
-    pool.publish(b"2", second)
+    pool.publish([b"1"], [first])
+    pool.publish([b"2"], [second])
     pool.free([first])
     pool.free([second])
     pool.touch([first])
@@ -66,8 +66,8 @@ def test_touched_block_becomes_the_most_recent():
 def test_first_block_of_one_content_is_kept():
     pool = BlockPool(3)
     first, second = pool.allocate(2)
-    pool.publish(b"a", first)
-    pool.publish(b"a", second)
+    pool.publish([b"a"], [first])
+    pool.publish([b"a"], [second])
     assert pool.lookup(b"a") == first
     pool.free([second])
     pool.free([first])

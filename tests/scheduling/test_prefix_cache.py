@@ -56,7 +56,7 @@ def test_hit_is_the_longest_that_all_groups_agree_on(groups):
             full = request.num_tokens // group.block_size
             chosen = {i for i in range(full) if rng.random() < (0.95 if trial % 2 else 0.6)}
             for block_idx in chosen:
-                cache.publish(request, idx, block_idx, pool.allocate(1)[0])
+                cache.publish(request, idx, block_idx, pool.allocate(1))
             published.append(chosen)
         again = Request("again", request.prompt_token_ids, SamplingParams())
         hit = cache.find(again)
@@ -77,7 +77,7 @@ def test_hash_covers_salt_parent_and_order():
     seen = set()
     for tokens, salt in variants:
         request = Request("r", np.array(tokens), SamplingParams(cache_salt=salt))
-        cache.publish(request, 0, 1, pool.allocate(1)[0])
+        cache.publish(request, 0, 1, pool.allocate(1))
         seen.add(request.block_hashes[4][1])
     assert len(seen) == len(variants)
 
@@ -87,7 +87,7 @@ def test_chain_grows_with_the_tokens():
     whole = make_request(30)
     pool = BlockPool(64)
     cache = PrefixCache([GroupSpec(4)], [pool])
-    cache.publish(whole, 0, 6, pool.allocate(1)[0])
+    cache.publish(whole, 0, 6, pool.allocate(1))
     for cut in (1, 3, 4, 13, 29):
         parts = Request("p", whole.prompt_token_ids[:cut], SamplingParams())
         for length, token in itertools.islice(enumerate(whole.prompt_token_ids.tolist()), cut, None):
