@@ -57,11 +57,12 @@ def linear_torch(
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """The cut: rows of weight a program, columns of them that are read at once, and warps that share those."""
+    """The cut: rows of weight a program, columns of them a step, warps that share those, and steps in flight."""
 
     block_m: int
     block_k: int
     num_warps: int
+    num_stages: int = 1
 
 
 def linear_config(n: int, m: int, k: int) -> LinearConfig:
@@ -81,6 +82,19 @@ def _mean_square(x_at, is_token, cols, K: tl.constexpr, BLOCK_K: tl.constexpr) -
     return tl.sum(squares, 0)[None, :, None] / K
 
 
+@triton.jit
+def _add_product(
+    acc, tile, w, factor, mean_square, eps, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr
+) -> tl.tensor:
+    """acc plus the product of x's tile, normed if asked for, and w^T."""
+    if HAS_NORM:
+        scale = factor.to(tl.float32)[:, None, :]
+        tile = normalised(tile.to(tl.float32), mean_square, scale, eps, ROUNDS_FIRST, tile.dtype).to(
+            tile.dtype
+        )
+    return tl.dot(tile, tl.permute(w, (0, 2, 1)), acc)
+
+
 @triton.jit(do_not_specialize=["n", "m", "eps"])
 def _linear_kernel(
     out,
@@ -98,6 +112,7 @@ def _linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -118,34 +133,36 @@ def _linear_kernel(
     cols = tl.arange(0, SPLIT)[:, None] * PART + tl.arange(0, PART)[None, :]
     is_row, is_token = (rows < m)[None, :, None], (tokens < n)[None, :, None]
     added = tl.zeros([ROWS, BLOCK_M], tl.float32)
+    first_factor = 0.0
     if HAS_NORM:
-        factor = tl.load(norm_weight + cols, mask=cols < K, other=0.0)
+        first_factor = tl.load(norm_weight + cols, mask=cols < K, other=0.0)
     if HAS_BIAS:
         added += tl.load(bias + w_rows, mask=rows < m, other=0.0).to(tl.float32)[None, :]
     w_at = weight + w_rows.to(tl.int64)[None, :, None] * K + cols[:, None, :]
-    w = tl.load(w_at, mask=is_row & (cols < K)[:, None, :], other=0.0)
+    first_w = tl.load(w_at, mask=is_row & (cols < K)[:, None, :], other=0.0)
     if PDL:
         gdc_wait()
 
     if HAS_RESIDUAL:
-        at = tokens[:, None] * m + rows[None, :]
-        added += tl.load(residual + at, mask=(tokens < n)[:, None] & (rows < m)[None, :], other=0.0).to(
-            tl.float32
-        )
+        beside = residual + tokens[:, None] * m + rows[None, :]
+        is_out = (tokens < n)[:, None] & (rows < m)[None, :]
+        added += tl.load(beside, mask=is_out, other=0.0).to(tl.float32)
     x_at = x + tokens[None, :, None] * x_stride + cols[:, None, :]
+    mean_square = 0.0
     if HAS_NORM:
         mean_square = _mean_square(x_at, is_token, cols, K, BLOCK_K)
     acc = tl.zeros([SPLIT, ROWS, BLOCK_M], tl.float32)
-    for first in range(0, K, BLOCK_K):
-        tile = tl.load(x_at + first, mask=is_token & (first + cols < K)[:, None, :], other=0.0)
-        ahead = first + BLOCK_K
+    # What was asked for first is used last, when the rest is on its way.
+    for first in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
+        is_col = first + cols < K
+        tile = tl.load(x_at + first, mask=is_token & is_col[:, None, :], other=0.0)
+        w = tl.load(w_at + first, mask=is_row & is_col[:, None, :], other=0.0)
+        factor = 0.0
         if HAS_NORM:
-            wide, scale = tile.to(tl.float32), factor.to(tl.float32)[:, None, :]
-            tile = normalised(wide, mean_square, scale, eps, ROUNDS_FIRST, tile.dtype).to(tile.dtype)
-            factor = tl.load(norm_weight + ahead + cols, mask=ahead + cols < K, other=0.0)
-        next_w = tl.load(w_at + ahead, mask=is_row & (ahead + cols < K)[:, None, :], other=0.0)
-        acc = tl.dot(tile, tl.permute(w, (0, 2, 1)), acc)
-        w = next_w
+            factor = tl.load(norm_weight + first + cols, mask=is_col, other=0.0)
+        acc = _add_product(acc, tile, w, factor, mean_square, eps, HAS_NORM, ROUNDS_FIRST)
+    first_tile = tl.load(x_at, mask=is_token & (cols < K)[:, None, :], other=0.0)
+    acc = _add_product(acc, first_tile, first_w, first_factor, mean_square, eps, HAS_NORM, ROUNDS_FIRST)
     total = tl.sum(acc, 0) + added
 
     OUT_M: tl.constexpr = BLOCK_M if ACTIVATION is None else BLOCK_M // 2
@@ -154,10 +171,9 @@ def _linear_kernel(
         gate, up = tl.split(tl.reshape(total, [ROWS, OUT_M, 2]))
         total = activated(gate, ACTIVATION) * up
     columns = tl.program_id(0) * OUT_M + tl.arange(0, OUT_M)
-    at = tokens[:, None] * out_m + columns[None, :]
-    tl.store(
-        out + at, total.to(out.dtype.element_ty), mask=(tokens < n)[:, None] & (columns < out_m)[None, :]
-    )
+    out_at = out + tokens[:, None] * out_m + columns[None, :]
+    mask = (tokens < n)[:, None] & (columns < out_m)[None, :]
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=mask)
 
 
 def linear_triton(
@@ -178,7 +194,7 @@ def linear_triton(
         x,
         weight,
         bias,
-        residual,
+        None if residual is None else residual.contiguous(),
         None if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
         n,
@@ -189,6 +205,7 @@ def linear_triton(
         BLOCK_M=config.block_m,
         BLOCK_K=config.block_k,
         SPLIT=config.num_warps,
+        STAGES=config.num_stages,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         HAS_NORM=norm is not None,
@@ -201,6 +218,12 @@ def linear_triton(
     return out
 
 
+def _kernel_takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the kernel serves x and weight. What nobody can serve is left to torch, which says why."""
+    few = 0 < x.shape[0] <= MAX_ROWS and x.stride(1) == 1 and x.dtype in (torch.bfloat16, torch.float16)
+    return few and x.dtype == weight.dtype and x.shape[1] == weight.shape[1] and weight.is_contiguous()
+
+
 def _product(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -209,8 +232,7 @@ def _product(
     norm: RMSNorm | None = None,
     activation: str | None = None,
 ) -> torch.Tensor:
-    few_rows = 0 < x.shape[0] <= MAX_ROWS and x.dtype in (torch.bfloat16, torch.float16)
-    op = linear_triton if few_rows and use_triton(x) else linear_torch
+    op = linear_triton if use_triton(x) and _kernel_takes(x, weight) else linear_torch
     return op(x, weight, bias, residual, norm, activation)
 
 

@@ -26,7 +26,7 @@ from model_states.kernels.linear import (
 SHAPES = [
     (1, 40, 64, LinearConfig(8, 64, 2)),
     (3, 18, 72, LinearConfig(8, 128, 4)),
-    (5, 22, 200, LinearConfig(16, 64, 2)),
+    (5, 22, 200, LinearConfig(16, 64, 2, 3)),
     (16, 8, 48, LinearConfig(4, 64, 1)),
 ]
 EPS = 1e-5
