@@ -181,6 +181,14 @@ class TransformersModel:
 class _PassThrough(nn.Module):
     """Stands where a backbone was: gives back the embeddings it is handed as its hidden states."""
 
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        object.__setattr__(self, "_backbone", backbone)  # not a submodule of the head
+
+    def __getattr__(self, name: str) -> Any:
+        """Some heads read a setting of the backbone."""
+        return getattr(self.__dict__["_backbone"], name)
+
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _HiddenStates:
         return _HiddenStates(inputs_embeds)
 
@@ -211,7 +219,7 @@ def _head_only(model: Any) -> Any:
     """
     head = copy.copy(model)
     head._modules = dict(model._modules)
-    head._modules[model.base_model_prefix] = _PassThrough()
+    head._modules[model.base_model_prefix] = _PassThrough(model.base_model)
     return head
 
 

@@ -1,6 +1,6 @@
 """Parts that a model state is composed of; each implements the hooks for its own caches and inputs."""
 
 from model_states.components.paged_attention import AttentionLayer, PagedAttention
-from model_states.components.recurrent_state import RecurrentLayer, RecurrentState, RecurrentStep
+from model_states.components.recurrent_state import RecurrentLayer, RecurrentState
 
-__all__ = ["AttentionLayer", "PagedAttention", "RecurrentLayer", "RecurrentState", "RecurrentStep"]
+__all__ = ["AttentionLayer", "PagedAttention", "RecurrentLayer", "RecurrentState"]

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -41,6 +40,7 @@ from model_states.hookspecs import hookimpl
 from model_states.interface import Component
 from model_states.kernels.copy_rows import copy_rows
 from model_states.kernels.state_rows import state_rows
+from model_states.recurrent_step import CHUNK_SIZE, RecurrentStep
 
 # Options of a model state with this component, for `ModelState.options`.
 STATE_OPTIONS: Final[Mapping[str, str]] = {
@@ -48,28 +48,7 @@ STATE_OPTIONS: Final[Mapping[str, str]] = {
     "state_block_size": "tokens between two saved states, which is what prefix hits are a multiple of",
 }
 DEFAULT_BLOCK_SIZE: Final = 256
-# Scans work in chunks that end at multiples of this many tokens, so that saved states end chunks.
-CHUNK_SIZE: Final = 64
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(slots=True)
-class RecurrentStep:
-    """One step, by batch row, in views of persistent buffers: a graph may hold them. Padding rows have no tokens.
-
-    source_rows, final_rows, scratch_rows: see the module's text; int32 [num_rows]. token_rows: batch row of each
-    token, -1 for padding, int32 [num_tokens]. is_decode: no row has more than one token, and token b is row b's.
-    """
-
-    query_start_loc: torch.Tensor  # int32 [num_rows + 1]
-    seq_lens: torch.Tensor  # computed and scheduled tokens, int32 [num_rows], 0 for padding
-    block_table: torch.Tensor  # int32 [num_rows, max_blocks]
-    block_size: int
-    source_rows: torch.Tensor
-    final_rows: torch.Tensor
-    scratch_rows: torch.Tensor
-    token_rows: torch.Tensor
-    is_decode: bool
 
 
 class RecurrentLayer:

@@ -1,0 +1,276 @@
+"""A causal convolution of each channel over the tokens of its sequence, the last W - 1 inputs being its state.
+
+    out[t, d] = act(bias[d] + sum_k weight[d, k] input[t - (W - 1) + k, d])
+
+where inputs before the row's first token come from the state that the row left, pool[source, W - 1 + i, d] for i < 0.
+act is SiLU or nothing; sums are fp32. x [num_tokens, D] with rows apart, weight [D, W], bias [D] or None, out
+[num_tokens, D]; pool [num_rows, W - 1, D] of any float dtype gives and takes states as `RecurrentStep` says. Rows of
+any length and any number of computed tokens. Padding tokens of out are left alone, or zero in a decode step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from model_states.kernels.dispatch import use_triton
+from model_states.kernels.triton_import import tl, triton
+from model_states.recurrent_step import RecurrentStep
+
+_BLOCK_T, _BLOCK_D = 16, 128
+
+
+def causal_conv_torch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    silu: bool,
+    pool: torch.Tensor,
+    step: RecurrentStep,
+    out: torch.Tensor,
+) -> None:
+    """The formula above, row by row, in pieces that end where a state is kept."""
+    if step.is_decode:
+        _decode_torch(x, weight, bias, silu, pool, step, out)
+        return
+    for source, chunks in step.chunks(step.block_size):
+        state = pool[source].float()
+        for start, stop, targets in chunks:
+            inputs = torch.cat([state, x[start:stop].float()])
+            out[start:stop] = _convolve(inputs.T[None], weight, bias, silu)[0].T
+            state = inputs[len(inputs) - len(state) :]
+            for target in targets:
+                pool[target] = state.to(pool.dtype)
+
+
+def _decode_torch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    silu: bool,
+    pool: torch.Tensor,
+    step: RecurrentStep,
+    out: torch.Tensor,
+) -> None:
+    """One token of each row, all rows at once."""
+    is_real = (step.final_rows > 0)[:, None]
+    inputs = torch.cat([pool[step.source_rows].float(), x[:, None].float()], 1)
+    out.copy_(_convolve(inputs.mT, weight, bias, silu)[..., 0] * is_real)
+    # Padding rows have row 0 as their target, which stays zero.
+    pool[step.final_rows] = (inputs[:, 1:] * is_real[..., None]).to(pool.dtype)
+
+
+def _convolve(
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool
+) -> torch.Tensor:
+    """inputs fp32 [n, D, W - 1 + tokens] -> [n, D, tokens]."""
+    wide_bias = None if bias is None else bias.float()
+    out = functional.conv1d(inputs, weight[:, None].float(), wide_bias, groups=len(weight))
+    return functional.silu(out) if silu else out
+
+
+@triton.jit
+def _causal_conv_kernel(
+    x,
+    x_stride,
+    weight,
+    bias,
+    pool,
+    query_start_loc,
+    source_rows,
+    token_rows,
+    out,
+    num_tokens,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:
+    tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    row = tl.load(token_rows + tokens, mask=tokens < num_tokens, other=-1)
+    is_real = row >= 0
+    row = tl.maximum(row, 0)
+    start = tl.load(query_start_loc + row)
+    source = tl.load(source_rows + row).to(tl.int64)
+    acc = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)
+    for k in tl.static_range(WIDTH):
+        token = tokens - (WIDTH - 1) + k
+        is_new = (is_real & (token >= start))[:, None] & (d < SIZE)
+        is_old = (is_real & (token < start))[:, None] & (d < SIZE)
+        new = tl.load(x + token[:, None].to(tl.int64) * x_stride + d, mask=is_new, other=0.0)
+        place = source * (WIDTH - 1) + (WIDTH - 1) + token - start
+        old = tl.load(pool + place[:, None] * SIZE + d, mask=is_old, other=0.0)
+        acc += tl.load(weight + d * WIDTH + k, mask=d < SIZE, other=0.0).to(tl.float32) * (
+            new.to(tl.float32) + old.to(tl.float32)
+        )
+    if HAS_BIAS:
+        acc += tl.load(bias + d, mask=d < SIZE, other=0.0).to(tl.float32)
+    if SILU:
+        acc = acc * tl.sigmoid(acc)
+    target = out + tokens[:, None].to(tl.int64) * SIZE + d
+    tl.store(target, acc.to(out.dtype.element_ty), mask=is_real[:, None] & (d < SIZE))
+
+
+@triton.jit
+def _keep_inputs(
+    x, x_stride, pool, source, target, start, num_new, d, SIZE: tl.constexpr, WIDTH: tl.constexpr
+) -> None:
+    """Write the state after `num_new` tokens of a row; each lane keeps to its channel, so source may be target."""
+    for k in tl.static_range(WIDTH - 1):
+        i = num_new - (WIDTH - 1) + k
+        new = tl.load(
+            x + (start + i).to(tl.int64) * x_stride + d, mask=d < tl.where(i >= 0, SIZE, 0), other=0.0
+        )
+        old = tl.load(
+            pool + (source * (WIDTH - 1) + (WIDTH - 1) + i) * SIZE + d,
+            mask=d < tl.where(i < 0, SIZE, 0),
+            other=0.0,
+        )
+        value = new.to(pool.dtype.element_ty) + old
+        tl.store(pool + (target * (WIDTH - 1) + k) * SIZE + d, value, mask=d < SIZE)
+
+
+@triton.jit
+def _keep_states_kernel(
+    x,
+    x_stride,
+    pool,
+    query_start_loc,
+    seq_lens,
+    source_rows,
+    final_rows,
+    scratch_rows,
+    block_table,
+    block_table_stride,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:
+    row = tl.program_id(0)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    start = tl.load(query_start_loc + row)
+    num_tokens = tl.load(query_start_loc + row + 1) - start
+    if num_tokens > 0:
+        end = tl.load(seq_lens + row)
+        computed = end - num_tokens
+        source = tl.load(source_rows + row).to(tl.int64)
+        final = tl.load(final_rows + row).to(tl.int64)
+        scratch = tl.load(scratch_rows + row).to(tl.int64)
+        if scratch > 0:
+            for i in range(num_tokens - 1):
+                _keep_inputs(x, x_stride, pool, source, scratch + i, start, i + 1, d, SIZE, WIDTH)
+        _keep_inputs(x, x_stride, pool, source, final, start, num_tokens, d, SIZE, WIDTH)
+        # Backwards: the first block's row may be the source.
+        last_block = (end - 1) // BLOCK_SIZE
+        for i in range(last_block - computed // BLOCK_SIZE):
+            block = last_block - i
+            target = tl.load(block_table + row.to(tl.int64) * block_table_stride + block - 1).to(tl.int64)
+            num_new = block * BLOCK_SIZE - computed
+            _keep_inputs(x, x_stride, pool, source, target, start, num_new, d, SIZE, WIDTH)
+
+
+@triton.jit
+def _decode_kernel(
+    x,
+    x_stride,
+    weight,
+    bias,
+    pool,
+    source_rows,
+    final_rows,
+    out,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = d < SIZE
+    source = tl.load(source_rows + row).to(tl.int64) * (WIDTH - 1) * SIZE
+    target = tl.load(final_rows + row).to(tl.int64) * (WIDTH - 1) * SIZE
+    is_real = d < tl.where(target > 0, SIZE, 0)
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    if HAS_BIAS:
+        acc += tl.load(bias + d, mask=inside, other=0.0).to(tl.float32)
+    for k in tl.static_range(WIDTH):
+        if k < WIDTH - 1:
+            value = tl.load(pool + source + k * SIZE + d, mask=is_real, other=0.0)
+        else:
+            value = tl.load(x + row * x_stride + d, mask=is_real, other=0.0)
+        if k > 0:
+            tl.store(pool + target + (k - 1) * SIZE + d, value.to(pool.dtype.element_ty), mask=is_real)
+        acc += value.to(tl.float32) * tl.load(weight + d * WIDTH + k, mask=inside, other=0.0).to(tl.float32)
+    if SILU:
+        acc = acc * tl.sigmoid(acc)
+    tl.store(out + row * SIZE + d, tl.where(is_real, acc, 0.0).to(out.dtype.element_ty), mask=inside)
+
+
+def causal_conv_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    silu: bool,
+    pool: torch.Tensor,
+    step: RecurrentStep,
+    out: torch.Tensor,
+) -> None:
+    """Outputs token by token, then states row by row; a decode step does both at once."""
+    size, width = weight.shape
+    bias_or_not = weight if bias is None else bias
+    flags = {"SIZE": size, "WIDTH": width, "BLOCK_D": _BLOCK_D}
+    act = {"HAS_BIAS": bias is not None, "SILU": silu}
+    num_rows, num_blocks = len(step.seq_lens), triton.cdiv(size, _BLOCK_D)
+    rows = (step.source_rows, step.final_rows)
+    if step.is_decode:
+        _decode_kernel[(num_rows, num_blocks)](
+            x, x.stride(0), weight, bias_or_not, pool, *rows, out, **flags, **act
+        )
+        return
+    _causal_conv_kernel[(triton.cdiv(len(x), _BLOCK_T), num_blocks)](
+        x,
+        x.stride(0),
+        weight,
+        bias_or_not,
+        pool,
+        step.query_start_loc,
+        step.source_rows,
+        step.token_rows,
+        out,
+        len(x),
+        BLOCK_T=_BLOCK_T,
+        **flags,
+        **act,
+    )
+    _keep_states_kernel[(num_rows, num_blocks)](
+        x,
+        x.stride(0),
+        pool,
+        step.query_start_loc,
+        step.seq_lens,
+        *rows,
+        step.scratch_rows,
+        step.block_table,
+        step.block_table.stride(0),
+        BLOCK_SIZE=step.block_size,
+        **flags,
+    )
+
+
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    silu: bool,
+    pool: torch.Tensor,
+    step: RecurrentStep,
+    out: torch.Tensor,
+) -> None:
+    """Write `out`, and the states of the step to `pool`."""
+    op = causal_conv_triton if use_triton(x) else causal_conv_torch
+    op(x, weight, bias, silu, pool, step, out)

@@ -1,0 +1,1 @@
+"""Scans of state space models: each a torch twin and Triton kernels."""

@@ -1,0 +1,311 @@
+"""The state space of Mamba-2, with one decay for each head (SSD), over rows of any length.
+
+For token t of head h (group g = h // (H // G)), with s = clamp(softplus(dt[t, h] + dt_bias[h]), dt_limits):
+
+    state = exp(s a[h]) state + s x[t, h] b[t, g]^T        [P, N]
+    y[t, h] = state c[t, g] + d[h] x[t, h]                 [P]
+
+The scan takes a chunk of tokens at once: with l the cumulative sum of s a over the chunk, token t gathers
+exp(l[t] - l[u]) s[u] (c[t] . b[u]) x[u] from the tokens u <= t and exp(l[t]) state c[t] from before. Decode steps
+take one token of each row. x, y [num_tokens, H, P]; dt [num_tokens, H]; b, c [num_tokens, G, N], all with tokens apart
+and the rest contiguous; a, d, dt_bias fp32 [H]; pool [num_rows, H, P, N] of any float dtype gives and takes states as
+`RecurrentStep` says. Sums are fp32. Padding tokens of y are left alone, or zero in a decode step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from model_states.kernels.dispatch import use_triton
+from model_states.kernels.state_chunks import chunk_bounds, chunk_targets, row_chunks
+from model_states.kernels.triton_import import tl, triton
+from model_states.recurrent_step import CHUNK_SIZE, RecurrentStep
+from model_states_mamba.kernels.softplus import softplus
+
+
+class SsdWeights(NamedTuple):
+    """Parameters of one layer, fp32 [H] each, and the limits of a time step."""
+
+    a: torch.Tensor
+    d: torch.Tensor
+    dt_bias: torch.Tensor
+    dt_limits: tuple[float, float]
+
+
+def ssd_scan_torch(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: SsdWeights,
+    pool: torch.Tensor,
+    step: RecurrentStep,
+    y: torch.Tensor,
+) -> None:
+    """The chunked form above, row by row."""
+    if step.is_decode:
+        _decode_torch(x, dt, b, c, weights, pool, step, y)
+        return
+    seconds = _time_steps(dt, weights)
+    for source, chunks in step.chunks(CHUNK_SIZE):
+        state = pool[source].float()
+        for start, stop, targets in chunks:
+            tokens = slice(start, stop)
+            y[tokens], state = _chunk_torch(x[tokens], seconds[tokens], b[tokens], c[tokens], weights, state)
+            for target in targets:
+                pool[target] = state.to(pool.dtype)
+
+
+def _chunk_torch(
+    x: torch.Tensor,
+    seconds: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: SsdWeights,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y and the state after the tokens of one chunk, both fp32."""
+    x, b, c = x.float(), _by_head(b, x.shape[1]), _by_head(c, x.shape[1])
+    decay = (seconds * weights.a).cumsum(0)  # [n, H]
+    future = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
+    between = (decay[:, None] - decay).masked_fill(future[..., None], -torch.inf).exp()
+    gathered = torch.einsum("thn,uhn->tuh", c, b) * between * seconds
+    y = torch.einsum("tuh,uhp->thp", gathered, x)
+    y += torch.einsum("thn,hpn->thp", c, state) * decay.exp()[..., None] + weights.d[:, None] * x
+    left = (decay[-1] - decay).exp() * seconds
+    state = state * decay[-1].exp()[:, None, None] + torch.einsum("thp,thn,th->hpn", x, b, left)
+    return y, state
+
+
+def _decode_torch(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: SsdWeights,
+    pool: torch.Tensor,
+    step: RecurrentStep,
+    y: torch.Tensor,
+) -> None:
+    """One token of each row, all rows at once."""
+    is_real = (step.final_rows > 0)[:, None, None]
+    seconds, x = _time_steps(dt, weights)[..., None], x.float()
+    b, c = _by_head(b, x.shape[1]), _by_head(c, x.shape[1])
+    state = pool[step.source_rows].float() * (seconds * weights.a[:, None]).exp()[..., None]
+    state += (seconds * x)[..., None] * b[:, :, None]
+    y.copy_((torch.einsum("thpn,thn->thp", state, c) + weights.d[:, None] * x) * is_real)
+    # Padding rows have row 0 as their target, which stays zero.
+    pool[step.final_rows] = (state * is_real[..., None]).to(pool.dtype)
+
+
+def _time_steps(dt: torch.Tensor, weights: SsdWeights) -> torch.Tensor:
+    return functional.softplus(dt.float() + weights.dt_bias).clamp(*weights.dt_limits)
+
+
+def _by_head(groups: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """[n, G, N] -> fp32 [n, H, N]."""
+    return groups.float().repeat_interleave(num_heads // groups.shape[1], 1)
+
+
+@triton.jit
+def _ssd_scan_kernel(
+    x,
+    dt,
+    b,
+    c,
+    a,
+    d,
+    dt_bias,
+    dt_low,
+    dt_high,
+    pool,
+    query_start_loc,
+    seq_lens,
+    source_rows,
+    final_rows,
+    scratch_rows,
+    block_table,
+    block_table_stride,
+    y,
+    x_stride,
+    dt_stride,
+    b_stride,
+    c_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    STATE_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    row, head = tl.program_id(0), tl.program_id(1)
+    start = tl.load(query_start_loc + row)
+    num_tokens = tl.load(query_start_loc + row + 1) - start
+    if num_tokens > 0:
+        group = head // (NUM_HEADS // NUM_GROUPS)
+        p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
+        n = tl.arange(0, BLOCK_N)
+        t = tl.arange(0, BLOCK_T)
+        has_n = n < STATE_SIZE
+        has_state = (p < HEAD_SIZE)[:, None] & has_n[None, :]
+        place = (head * HEAD_SIZE + p[:, None]) * STATE_SIZE + n[None, :]
+        pool_stride = tl.full((), NUM_HEADS * HEAD_SIZE * STATE_SIZE, tl.int64)
+        end = tl.load(seq_lens + row)
+        computed = end - num_tokens
+        source = tl.load(source_rows + row).to(tl.int64)
+        final = tl.load(final_rows + row)
+        scratch = tl.load(scratch_rows + row)
+        decay_rate, skip = tl.load(a + head), tl.load(d + head)
+        bias = tl.load(dt_bias + head)
+        state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
+        unit, num_chunks = row_chunks(computed, end, scratch, CHUNK)
+        for k in range(num_chunks):
+            first, last = chunk_bounds(computed, end, unit, k)
+            token = (start + first - computed + t).to(tl.int64)
+            has_t = t < last - first
+            raw = tl.load(dt + token * dt_stride + head, mask=has_t, other=0.0).to(tl.float32)
+            seconds = tl.minimum(tl.maximum(softplus(raw + bias), dt_low), dt_high)
+            seconds = tl.where(has_t, seconds, 0.0)
+            has_x = has_t[:, None] & (p < HEAD_SIZE)[None, :]
+            has_b = has_t[:, None] & has_n[None, :]
+            xs = tl.load(x + token[:, None] * x_stride + head * HEAD_SIZE + p[None, :], mask=has_x, other=0.0)
+            bs = tl.load(
+                b + token[:, None] * b_stride + group * STATE_SIZE + n[None, :], mask=has_b, other=0.0
+            )
+            cs = tl.load(
+                c + token[:, None] * c_stride + group * STATE_SIZE + n[None, :], mask=has_b, other=0.0
+            )
+            decay = tl.cumsum(seconds * decay_rate, 0)
+            total = tl.sum(seconds * decay_rate, 0)
+            between = tl.where(t[:, None] >= t[None, :], decay[:, None] - decay[None, :], float("-inf"))
+            gathered = tl.dot(cs, tl.trans(bs), input_precision="ieee") * tl.exp(between) * seconds[None, :]
+            ys = tl.dot(cs, tl.trans(state).to(cs.dtype), input_precision="ieee") * tl.exp(decay)[:, None]
+            ys += tl.dot(gathered.to(xs.dtype), xs, input_precision="ieee")
+            ys += skip * xs.to(tl.float32)
+            target = y + (token[:, None] * NUM_HEADS + head) * HEAD_SIZE + p[None, :]
+            tl.store(target, ys.to(y.dtype.element_ty), mask=has_x)
+            left = bs.to(tl.float32) * (tl.exp(total - decay) * seconds)[:, None]
+            state = state * tl.exp(total) + tl.dot(tl.trans(xs), left.to(xs.dtype), input_precision="ieee")
+            table = block_table + row.to(tl.int64) * block_table_stride
+            own, block = chunk_targets(computed, end, last, final, scratch, table, BLOCK_SIZE)
+            kept = state.to(pool.dtype.element_ty)
+            if own > 0:
+                tl.store(pool + own * pool_stride + place, kept, mask=has_state)
+            if block > 0:
+                tl.store(pool + block * pool_stride + place, kept, mask=has_state)
+
+
+@triton.jit
+def _ssd_decode_kernel(
+    x,
+    dt,
+    b,
+    c,
+    a,
+    d,
+    dt_bias,
+    dt_low,
+    dt_high,
+    pool,
+    source_rows,
+    final_rows,
+    y,
+    x_stride,
+    dt_stride,
+    b_stride,
+    c_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    STATE_SIZE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    group = head // (NUM_HEADS // NUM_GROUPS)
+    p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    pool_stride = tl.full((), NUM_HEADS * HEAD_SIZE * STATE_SIZE, tl.int64)
+    source = tl.load(source_rows + row).to(tl.int64)
+    final = tl.load(final_rows + row).to(tl.int64)
+    # Nothing of a padding row is read or kept, and its y is zero.
+    has_p, has_n = p < tl.where(final > 0, HEAD_SIZE, 0), n < STATE_SIZE
+    has_state = has_p[:, None] & has_n[None, :]
+    place = (head * HEAD_SIZE + p[:, None]) * STATE_SIZE + n[None, :]
+    state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
+    raw = tl.load(dt + row * dt_stride + head, mask=final > 0, other=0.0).to(tl.float32)
+    seconds = tl.minimum(tl.maximum(softplus(raw + tl.load(dt_bias + head)), dt_low), dt_high)
+    xs = tl.load(x + row * x_stride + head * HEAD_SIZE + p, mask=has_p, other=0.0).to(tl.float32)
+    bs = tl.load(b + row * b_stride + group * STATE_SIZE + n, mask=has_n, other=0.0).to(tl.float32)
+    cs = tl.load(c + row * c_stride + group * STATE_SIZE + n, mask=has_n, other=0.0).to(tl.float32)
+    state = state * tl.exp(seconds * tl.load(a + head)) + (seconds * xs)[:, None] * bs[None, :]
+    tl.store(pool + final * pool_stride + place, state.to(pool.dtype.element_ty), mask=has_state)
+    ys = tl.sum(state * cs[None, :], 1) + tl.load(d + head) * xs
+    tl.store(y + (row * NUM_HEADS + head) * HEAD_SIZE + p, ys.to(y.dtype.element_ty), mask=p < HEAD_SIZE)
+
+
+def ssd_scan_triton(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: SsdWeights,
+    pool: torch.Tensor,
+    step: RecurrentStep,
+    y: torch.Tensor,
+) -> None:
+    """Launch one program for each row, head and piece of a head; it walks the row's chunks in order."""
+    num_heads, head_size, state_size = pool.shape[1:]
+    inputs = (x, dt, b, c, weights.a, weights.d, weights.dt_bias, *weights.dt_limits, pool)
+    strides = (x.stride(0), dt.stride(0), b.stride(0), c.stride(0))
+    block_p = max(min(triton.next_power_of_2(head_size), 64 if step.is_decode else 32), 16)
+    sizes = {
+        "NUM_HEADS": num_heads,
+        "NUM_GROUPS": b.shape[1],
+        "HEAD_SIZE": head_size,
+        "STATE_SIZE": state_size,
+        "BLOCK_P": block_p,
+        "BLOCK_N": max(triton.next_power_of_2(state_size), 16),
+    }
+    grid = (len(step.seq_lens), num_heads, triton.cdiv(head_size, block_p))
+    if step.is_decode:
+        _ssd_decode_kernel[grid](*inputs, step.source_rows, step.final_rows, y, *strides, **sizes)
+        return
+    chunk = min(CHUNK_SIZE, step.block_size)
+    _ssd_scan_kernel[grid](
+        *inputs,
+        step.query_start_loc,
+        step.seq_lens,
+        step.source_rows,
+        step.final_rows,
+        step.scratch_rows,
+        step.block_table,
+        step.block_table.stride(0),
+        y,
+        *strides,
+        BLOCK_SIZE=step.block_size,
+        CHUNK=chunk,
+        BLOCK_T=max(chunk, 16),
+        **sizes,
+    )
+
+
+def ssd_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: SsdWeights,
+    pool: torch.Tensor,
+    step: RecurrentStep,
+    y: torch.Tensor,
+) -> None:
+    """Write `y`, and the states of the step to `pool`."""
+    op = ssd_scan_triton if use_triton(x) else ssd_scan_torch
+    op(x, dt, b, c, weights, pool, step, y)

@@ -1,0 +1,165 @@
+"""Mixers that keep their state in pools: each takes the place of a transformers module and shares its weights.
+
+What they compute is transformers' full recomputation of a sequence. Its one-token cached step differs in places (it
+does not clamp time steps that a finite `time_step_limit` clamps elsewhere); that is not copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from model_states import CacheTensor, ModelConfig, UnsupportedModelError
+from model_states.components import RecurrentLayer
+from model_states.components.recurrent_state import state_dtype
+from model_states.kernels.causal_conv import causal_conv
+from model_states_mamba.kernels.selective_scan import SelectiveInputs, SelectiveWeights, selective_scan
+from model_states_mamba.kernels.ssd_scan import SsdWeights, ssd_scan
+
+
+class Mixer(nn.Module):
+    """Takes the place of one mixer of a transformers model; `layer` is its state, set once pools are declared."""
+
+    layer: RecurrentLayer
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        name = type(original).__name__
+        if original.activation not in ("silu", "swish"):
+            raise UnsupportedModelError(
+                f"{name} has the activation {original.activation!r}; silu is supported"
+            )
+        conv: Any = original.conv1d
+        self.conv_weight: torch.Tensor = conv.weight.squeeze(1)
+        self.conv_bias: torch.Tensor | None = conv.bias
+        self.in_proj: Any = original.in_proj
+        self.out_proj: Any = original.out_proj
+
+    def state_tensors(self, config: ModelConfig) -> dict[str, CacheTensor]:
+        """Shapes and dtypes of one request's state in this layer."""
+        size, width = self.conv_weight.shape
+        return {
+            "conv": CacheTensor((width - 1, size), config.dtype),
+            "ssm": CacheTensor(self._ssm_shape(), state_dtype(config)),
+        }
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """hidden_states [1, num_tokens, hidden] of the step's flat tokens; the same shape out."""
+        return self._mix(hidden_states[0])[None]
+
+    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(x.shape)
+        causal_conv(
+            x, self.conv_weight, self.conv_bias, True, self.layer.tensors["conv"], self.layer.step, out
+        )
+        return out
+
+    def _ssm_shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class HeadMixer(Mixer):
+    """Mamba-2: one decay for each head. The family differs in multipliers, in the norm and in the clamp of dt."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__(original)
+        self.num_heads, self.head_size = int(original.num_heads), int(original.head_dim)
+        self.num_groups, self.state_size = int(original.n_groups), int(original.ssm_state_size)
+        self.size = self.num_heads * self.head_size
+        self.norm = original.norm
+        self.has_norm = bool(getattr(original, "mamba_rms_norm", True))
+        low, high = (float(limit) for limit in original.time_step_limit)
+        self.weights = SsdWeights(
+            -original.A_log.float().exp(), original.D.float(), original.dt_bias.float(), (low, high)
+        )
+        self.in_multiplier = getattr(original, "ssm_in_multiplier", None)
+        multipliers = getattr(original, "mup_vector", None)
+        self.multipliers = None if multipliers is None else multipliers.flatten()
+
+    def _ssm_shape(self) -> tuple[int, ...]:
+        return self.num_heads, self.head_size, self.state_size
+
+    def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if self.in_multiplier is not None:
+            hidden_states = hidden_states * self.in_multiplier
+        projected = self.in_proj(hidden_states)
+        if self.multipliers is not None:
+            projected = projected * self.multipliers
+        by_group = self.num_groups * self.state_size
+        gate, mixed, dt = projected.split([self.size, self.size + 2 * by_group, self.num_heads], -1)
+        x, b, c = self._convolve(mixed).split([self.size, by_group, by_group], -1)
+        y = x.new_empty(len(x), self.num_heads, self.head_size)
+        ssd_scan(
+            x.unflatten(1, (self.num_heads, self.head_size)),
+            dt,
+            b.unflatten(1, (self.num_groups, self.state_size)),
+            c.unflatten(1, (self.num_groups, self.state_size)),
+            self.weights,
+            self.layer.tensors["ssm"],
+            self.layer.step,
+            y,
+        )
+        flat = y.flatten(1)
+        gated = self.norm(flat, gate) if self.has_norm else flat * functional.silu(gate)
+        mixed_out: torch.Tensor = self.out_proj(gated)
+        return mixed_out
+
+
+class ChannelMixer(Mixer):
+    """Mamba-1: a decay for every channel and state. Some models norm dt, b and c."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__(original)
+        self.x_proj, self.dt_weight = original.x_proj, original.dt_proj.weight
+        self.rank, self.state_size = int(original.time_step_rank), int(original.ssm_state_size)
+        self.norms = [getattr(original, f"{name}_layernorm", None) for name in ("dt", "b", "c")]
+        self.weights = SelectiveWeights(
+            -original.A_log.float().exp(), original.D.float(), original.dt_proj.bias.float()
+        )
+
+    def _ssm_shape(self) -> tuple[int, ...]:
+        return len(self.conv_weight), self.state_size
+
+    def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        mixed, gate = self.in_proj(hidden_states).chunk(2, -1)
+        x = self._convolve(mixed)
+        parts = self.x_proj(x).split([self.rank, self.state_size, self.state_size], -1)
+        dt, b, c = (
+            part if norm is None else norm(part) for norm, part in zip(self.norms, parts, strict=True)
+        )
+        inputs = SelectiveInputs(x, functional.linear(dt, self.dt_weight), gate, b, c)
+        y = torch.empty_like(x)
+        selective_scan(inputs, self.weights, self.layer.tensors["ssm"], self.layer.step, y)
+        mixed_out: torch.Tensor = self.out_proj(y)
+        return mixed_out
+
+
+# transformers' mixers -> what takes their place.
+MIXERS: dict[str, type[Mixer]] = {
+    "MambaMixer": ChannelMixer,
+    "FalconMambaMixer": ChannelMixer,
+    "JambaMambaMixer": ChannelMixer,
+    "Mamba2Mixer": HeadMixer,
+    "BambaMixer": HeadMixer,
+    "GraniteMoeHybridMambaLayer": HeadMixer,
+    "NemotronHMamba2Mixer": HeadMixer,
+    "FalconH1Mixer": HeadMixer,
+    "Zamba2MambaMixer": HeadMixer,
+}
+
+
+def replace_mixers(model: nn.Module) -> list[Mixer]:
+    """Put ours in the place of every mixer of `model`, and give them in the order of its layers."""
+    found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in MIXERS]
+    mixers = []
+    for name, module in found:
+        mixer = MIXERS[type(module).__name__](module)
+        model.set_submodule(name, mixer)
+        mixers.append(mixer)
+    return mixers
