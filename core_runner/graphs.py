@@ -24,10 +24,9 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Larger steps keep the device busy for longer than the host takes to launch them.
-MAX_RECORDED_TOKENS = 2048
 _LEAST_MIXED_ROWS = 16
 _LEAST_TOKENS_STEP = 16
+_LARGE_STEP = 2048  # from here on the device's time for padding counts more than a graph's reuse
 
 
 class StepShape(NamedTuple):
@@ -138,9 +137,8 @@ class StepGraphs:
 
     def shape(self, step: SchedulerOutput) -> StepShape | None:
         """Sizes to pad the step to, or None where it must run eagerly."""
-        reason = self._eager_reason(step)
-        if reason is not None:
-            self.counts[f"eager: {reason}"] += 1
+        if self._recorder is None:
+            self.counts["eager: no graphs"] += 1
             return None
         if step.total_num_tokens == step.num_reqs:
             return self.decode_shape(step.num_reqs)
@@ -184,13 +182,6 @@ class StepGraphs:
         ]
         return "\n".join([*lines, *(f"{count:8} steps {way}" for way, count in self.counts.most_common())])
 
-    def _eager_reason(self, step: SchedulerOutput) -> str | None:
-        if self._recorder is None:
-            return "no graphs"
-        if step.total_num_tokens > MAX_RECORDED_TOKENS:
-            return f"over {MAX_RECORDED_TOKENS} tokens"
-        return None
-
     def _record(self, recorder: Recorder, key: tuple[str, StepShape, str], body: Callable[[], Any]) -> None:
         started, free_bytes = time.perf_counter(), recorder.free_bytes()
         try:
@@ -209,6 +200,7 @@ class StepGraphs:
 
 
 def _round_up(num_tokens: int) -> int:
-    """The next of eight sizes an octave: at most an eighth of a step is padding."""
-    step = max(1 << max((num_tokens - 1).bit_length() - 4, 0), _LEAST_TOKENS_STEP)
+    """The next of eight sizes an octave, or sixteen for large steps: little of a step is padding."""
+    shift = 4 if num_tokens <= _LARGE_STEP else 5
+    step = max(1 << max((num_tokens - 1).bit_length() - shift, 0), _LEAST_TOKENS_STEP)
     return -(-num_tokens // step) * step
