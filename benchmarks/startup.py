@@ -136,8 +136,12 @@ def measure_process(args: argparse.Namespace, cache: str) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> Report:
     """A cold and a warm start."""
+    starts = {}
     with tempfile.TemporaryDirectory() as cache:
-        return {"starts": {name: measure_process(args, cache) for name in ("cold", "warm")}}
+        for name in ("cold", "warm"):
+            starts[name] = measure_process(args, cache)
+            print(f"{name}: ready after {starts[name]['ready_s']:.1f} s", flush=True)
+    return {"starts": starts}
 
 
 def show(report: Report) -> None:
