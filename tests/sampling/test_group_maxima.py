@@ -1,0 +1,69 @@
+"""`group_maxima`: the Triton kernel against its torch twin, and both against exact sums."""
+
+import pytest
+import torch
+from sampling_reference import make_rows
+
+from core_runner.sampling.kernels import group_maxima as op
+from core_runner.sampling_params import SamplingParams as Params
+
+INF = float("inf")
+OPTIONS = [
+    Params(top_p=0.9),
+    Params(temperature=0.3, top_p=0.5),
+    Params(top_p=0.5, top_k=3),
+    Params(temperature=0),
+]
+ALONE = [0, 1]  # rows that top-p alone filters
+
+
+def run(kernel, logits, vocab_size, params, filters=True):
+    rows = make_rows(params, [3] * len(params), logits.device, [0] * len(params))
+    groups = op.new_groups(logits, vocab_size, filters)
+    for tensor in groups:
+        if tensor is not None:
+            tensor.fill_(-77)
+    kernel(logits, vocab_size, rows, groups)
+    return groups
+
+
+def both(logits, vocab_size, params=OPTIONS, alone=ALONE):
+    expected = run(op.group_maxima_torch, logits, vocab_size, params)
+    got = run(op.group_maxima_triton, logits, vocab_size, params)
+    torch.testing.assert_close(got.maxima, expected.maxima, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got.sums[alone], expected.sums[alone], rtol=1e-5, atol=0, equal_nan=True)
+    without = run(op.group_maxima_triton, logits, vocab_size, params, filters=False)
+    torch.testing.assert_close(without.maxima, expected.maxima, rtol=0, atol=0, equal_nan=True)
+    return got
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [1, 31, 1025, 64 * 65])
+def test_twins_agree_with_exact_sums(device, vocab_size, dtype):
+    storage = torch.full((4, 2, vocab_size + 5), float("nan"))
+    storage[:, 0, :vocab_size] = 3 * torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(0))
+    storage[:, 0, vocab_size:] = 1e4
+    logits = storage.to(dtype).to(device)[:, 0]
+    got = both(logits, vocab_size)
+    for row in ALONE:
+        for group, x in enumerate(logits[row, :vocab_size].double().split(64)):
+            assert float(got.maxima[row, group]) == x.max()
+            total = ((x - x.max()) / OPTIONS[row].temperature).exp().sum()
+            assert float(got.sums[row, group]) == pytest.approx(float(total), rel=1e-5)
+
+
+def test_nan_and_infinities(device):
+    logits = torch.zeros(2, 192, device=device)
+    logits[0, 70] = float("nan")
+    logits[1, :64], logits[1, 64:66], logits[1, 128:190] = -INF, INF, -INF
+    got = both(logits, 192, [Params(top_p=0.5)] * 2, [1])
+    assert got.maxima.isnan().tolist() == [[False, True, False], [False] * 3]
+    assert got.maxima[1].tolist() == [-INF, INF, 0]
+    assert got.sums[1, 1:].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e30])
+def test_extreme_temperatures(device, temperature):
+    logits = torch.tensor([[-3e4, 5.0, 6e4, -INF, 6e4]], device=device)
+    got = both(logits, 5, [Params(temperature=temperature, top_p=0.5)], [0])
+    assert got.sums.tolist() == [[4.0]] if temperature > 1 else [[2.0]]
