@@ -164,7 +164,7 @@ class Engine:
             preemptions=s.preemptions,
             elapsed_s=self._elapsed_s,
             free_blocks=sum(s.free_blocks),
-            num_blocks=(self.runner.num_blocks - 1) * len(s.free_blocks),
+            num_blocks=sum(num - 1 for num in self.runner.num_blocks),
             free_slots=s.free_slots,
             max_num_reqs=self.config.max_num_reqs,
             running=s.running,
@@ -205,6 +205,6 @@ class Engine:
                 reserve=self.runner.hooks.reserve,
             ),
             groups,
-            [self.runner.num_blocks] * len(groups),
+            self.runner.num_blocks,
             eos_token_ids=self.generation_defaults.eos_token_ids,
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from core_runner.config import RunnerConfig
 from core_runner.errors import ConfigError
-from model_states import CacheGroup, CheckpointConfig, ModelConfig, ModelState, PluginManager
+from model_states import CheckpointConfig, ModelConfig, ModelState, PluginManager
 from model_states.loading import load_checkpoint_config
 from model_states.selection import check_capability
 
@@ -94,33 +94,6 @@ def use_graphs(config: RunnerConfig, state: ModelState) -> bool:
             f"cuda_graphs=True needs a GPU, and the device is {state.config.device}; leave it out"
         )
     return on_gpu and wanted is not False and check_capability(type(state), "graphs", chosen=wanted is True)
-
-
-def choose_num_blocks(
-    config: RunnerConfig, groups: Sequence[CacheGroup], max_model_len: int, free_bytes: int
-) -> int:
-    """Blocks of each cache group, null block included.
-
-    As configured; else as many as `free_bytes` hold, but no more than all request slots can use at full length.
-    """
-    if config.num_blocks is not None or not groups:
-        return config.num_blocks or 1
-    per_request = max(-(-max_model_len // group.block_size) for group in groups)
-    wanted = config.max_num_reqs * per_request + 1
-    affordable = free_bytes // sum(group.block_bytes for group in groups)
-    if affordable < 2:
-        raise ConfigError(
-            f"{free_bytes / 2**30:.2f} GiB are free for caches, less than one block; raise gpu_memory_utilization "
-            f"(now {config.gpu_memory_utilization}) or lower max_num_batched_tokens"
-        )
-    num_blocks = int(min(wanted, affordable))
-    logger.info(
-        "caches: %d blocks of %d cache groups, %d tokens in full",
-        num_blocks,
-        len(groups),
-        num_blocks * groups[0].block_size,
-    )
-    return num_blocks
 
 
 def _pick_dtype(name: str | None, device: torch.device, checkpoint: CheckpointConfig) -> torch.dtype:

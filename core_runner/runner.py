@@ -10,11 +10,12 @@ import torch
 
 from core_runner.async_output import AsyncOutput
 from core_runner.block_tables import BlockTables
+from core_runner.cache_sizes import choose_num_blocks
 from core_runner.config import RunnerConfig
 from core_runner.errors import SchedulerOutputError
 from core_runner.graphs import CudaRecorder, StepGraphs, StepShape
 from core_runner.input_batch import InputPreparer
-from core_runner.loader import Progress, choose_num_blocks, load_model_state, use_graphs
+from core_runner.loader import Progress, load_model_state, use_graphs
 from core_runner.prompt_logprobs import PromptScorer, ScoredTokens
 from core_runner.request_states import RequestStates
 from core_runner.sampling.logit_options import LogitOptions
@@ -92,7 +93,7 @@ class ModelRunner:
         self._pending: _Pending | None = None
         self._last_output: AsyncOutput | None = None
         self.num_blocks, self.caches = self._build_caches()
-        self.block_tables.num_blocks = [self.num_blocks] * len(self.cache_groups)
+        self.block_tables.num_blocks = self.num_blocks
         if config.record_graphs_at_start and self.graphs.enabled:
             self._record_decode_graphs(progress)
 
@@ -283,7 +284,7 @@ class ModelRunner:
         max_num_logits = config.max_num_reqs * (config.num_draft_tokens + 1)
         self.step_masks = StepMasks(self.request_states, max_num_logits, vocab_size, self.device)
 
-    def _build_caches(self) -> tuple[int, Caches]:
+    def _build_caches(self) -> tuple[list[int], Caches]:
         """Size the caches by what a full step leaves free, then allocate them."""
         config, groups = self.config, self.cache_groups
         self.hooks.init_caches({g.name: g.allocate(2, self.device) for g in groups})
@@ -293,7 +294,7 @@ class ModelRunner:
             total = torch.cuda.get_device_properties(self.device).total_memory
             free_bytes = int(total * config.gpu_memory_utilization) - self._peak_bytes()
         num_blocks = choose_num_blocks(config, groups, self.max_model_len, free_bytes)
-        caches = {g.name: g.allocate(num_blocks, self.device) for g in groups}
+        caches = {g.name: g.allocate(n, self.device) for g, n in zip(groups, num_blocks, strict=True)}
         self.hooks.init_caches(caches)
         return num_blocks, caches
 
