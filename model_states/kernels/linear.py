@@ -92,7 +92,7 @@ def _add_product(
         tile = normalised(tile.to(tl.float32), mean_square, scale, eps, ROUNDS_FIRST, tile.dtype).to(
             tile.dtype
         )
-    return tl.dot(tile, tl.permute(w, (0, 2, 1)), acc)
+    return tl.dot(tile, tl.permute(w, (0, 2, 1)), acc, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["n", "m", "eps"])

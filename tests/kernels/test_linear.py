@@ -39,7 +39,7 @@ def _outputs_start_as_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(params=["few columns", "half"])
+@pytest.fixture(params=["fp32", "half"])
 def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
     """fp32 shows what the kernel computes, a 16-bit type what it rounds; the interpreter has no bf16 products."""
     half = torch.bfloat16 if device.type == "cuda" else torch.float16
