@@ -1,0 +1,303 @@
+"""Attention over entries of a pool: every query of a row sees all positions of the row's entry.
+
+Token t of batch row b, which is query_start_loc[b] <= t < query_start_loc[b + 1], looks at entry e = entries[s] with
+n = lengths[s] positions, s = idx_mapping[b]. For every head h, with h' = h // (num_heads // num_kv_heads),
+
+    s[p]      = scale * query[t, h] . key_pool[e, h', p]                      for p in [0, n)
+    out[t, h] = sum_p exp(s[p]) value_pool[e, h', p] / sum_p exp(s[p])        0 where n = 0
+
+Tokens at or past query_start_loc[-1] get zeros. query [num_tokens, num_heads, head_size], out the same and contiguous;
+key_pool and value_pool [num_entries, num_kv_heads, max_len, head_size], contiguous, so that a head's positions lie side
+by side; idx_mapping int32 [num_rows], query_start_loc int32 [num_rows + 1], entries and lengths int32 [num_slots].
+
+In a step whose rows have one query each a program takes a row, a head and a part of the positions, and a second
+kernel joins the parts: with m_i, l_i, a_i the maximum, sum and weighted values of part i and m the largest m_i,
+
+    out = sum_i exp(m_i - m) a_i / sum_i exp(m_i - m) l_i
+
+Else a program takes a tile of a row's queries: tile j of row b is program query_start_loc[b] // tile + b + j. These
+ranges never overlap, so num_tokens // tile + num_rows programs are enough, whatever the lengths are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from model_states.kernels.dispatch import use_triton
+from model_states.kernels.triton_import import tl, triton
+
+_TILE = 16  # queries of a program; the least that a tensor core takes
+_SEARCHED = 256  # rows that a program looks through at a time
+_PROGRAMS = 2048  # that keep a device busy
+MAX_PARTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CrossRows:
+    """Which entry each row of a step looks at. max_query_len is a bound that the host knows."""
+
+    idx_mapping: torch.Tensor
+    query_start_loc: torch.Tensor
+    entries: torch.Tensor
+    lengths: torch.Tensor
+    max_query_len: int
+
+
+def num_parts(num_rows: int, num_heads: int) -> int:
+    """Parts that the positions of a row are cut into: more where there are few rows and heads."""
+    return max(1, min(MAX_PARTS, _PROGRAMS // (num_rows * num_heads)))
+
+
+def scratch_size(num_rows: int, num_heads: int, head_size: int) -> int:
+    """Numbers that the parts of a step of so many rows take, fp32."""
+    parts = num_parts(num_rows, num_heads)
+    return parts * num_rows * num_heads * (head_size + 2) if parts > 1 else 0
+
+
+def cross_attention_torch(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    rows: CrossRows,
+    scale: float,
+) -> None:
+    """The formula above, one row at a time."""
+    out.zero_()
+    group = query.shape[1] // key_pool.shape[1]
+    starts = rows.query_start_loc.tolist()
+    for row, slot in enumerate(rows.idx_mapping.tolist()):
+        entry, length = int(rows.entries[slot]), int(rows.lengths[slot])
+        tokens = slice(starts[row], starts[row + 1])
+        if length == 0 or tokens.start == tokens.stop:
+            continue
+        key = key_pool[entry, :, :length].float().repeat_interleave(group, 0)
+        value = value_pool[entry, :, :length].float().repeat_interleave(group, 0)
+        scores = torch.einsum("qhd,hpd->hqp", query[tokens].float() * scale, key)
+        out[tokens] = torch.einsum("hqp,hpd->qhd", scores.softmax(-1), value).to(out.dtype)
+
+
+@triton.jit
+def _row_of_tile(query_start_loc, num_rows, tile, TILE: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """The last row whose first tile is not after `tile`."""
+    row = tile * 0 - 1
+    for r0 in range(0, num_rows, BLOCK):
+        rows = r0 + tl.arange(0, BLOCK)
+        starts = tl.load(query_start_loc + rows, mask=rows < num_rows, other=0)
+        reached = (rows < num_rows) & (starts // TILE + rows <= tile)
+        row += tl.sum(reached.to(tl.int32), 0)
+    return row
+
+
+@triton.jit
+def _attend(
+    q,
+    keys,
+    values,
+    first,
+    last,
+    scale,
+    HEAD_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Maximum [TILE] (of scores in base 2), sum [TILE] and weighted values [TILE, BLOCK_D] of [first, last)."""
+    maximum = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+    d = tl.arange(0, BLOCK_D)
+    for n0 in range(first, last, BLOCK_N):
+        n = n0 + tl.arange(0, BLOCK_N)
+        # What lies behind an entry's length may be NaN, which a weight of 0 would not silence: it is not read.
+        inside = n < last
+        k = tl.load(
+            keys + n[None, :] * HEAD_SIZE + d[:, None],
+            mask=inside[None, :] & (d < HEAD_SIZE)[:, None],
+            other=0.0,
+        )
+        v = tl.load(
+            values + n[:, None] * HEAD_SIZE + d[None, :],
+            mask=inside[:, None] & (d < HEAD_SIZE)[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(q, k, input_precision=PRECISION) * (scale * 1.4426950408889634)
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_maximum[:, None])
+        shrink = tl.exp2(maximum - new_maximum)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        maximum = new_maximum
+    return maximum, total, acc
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "parts"])
+def _cross_attention_kernel(
+    out,
+    scratch,
+    query,
+    key_pool,
+    value_pool,
+    idx_mapping,
+    query_start_loc,
+    entries,
+    lengths,
+    num_rows,
+    num_tokens,
+    parts,
+    max_len,
+    token_stride,
+    head_stride,
+    scale,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    ONE_QUERY: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SEARCHED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    head, part = tl.program_id(1), tl.program_id(2)
+    m, d = tl.arange(0, TILE), tl.arange(0, BLOCK_D)
+    if ONE_QUERY:
+        row = tl.program_id(0)
+        first_query = 0
+    else:
+        tile = tl.program_id(0)
+        # Tiles that reach past the last token write what is padding of them.
+        last_token = tl.load(query_start_loc + num_rows)
+        tokens = tile * TILE + m
+        padding = (tokens >= last_token) & (tokens < num_tokens)
+        target = out + (tokens.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_SIZE + d[None, :]
+        zeros = tl.zeros([TILE, BLOCK_D], out.dtype.element_ty)
+        tl.store(target, zeros, mask=padding[:, None] & (d < HEAD_SIZE)[None, :])
+        row = _row_of_tile(query_start_loc, num_rows, tile, TILE, SEARCHED)
+        first_query = (tile - tl.load(query_start_loc + row) // TILE - row) * TILE
+    start = tl.load(query_start_loc + row)
+    query_len = tl.load(query_start_loc + row + 1) - start
+    if ONE_QUERY:
+        # Padding rows come last, and token b of such a step is row b's.
+        start = row
+        query_len = 1
+    if first_query >= query_len:
+        return
+    slot = tl.load(idx_mapping + row)
+    length = tl.load(lengths + slot)
+    tokens = (start + first_query + m).to(tl.int64)
+    is_query = (first_query + m < query_len)[:, None] & (d < HEAD_SIZE)[None, :]
+    q = tl.load(
+        query + tokens[:, None] * token_stride + head * head_stride + d[None, :], mask=is_query, other=0.0
+    )
+    base = (tl.load(entries + slot).to(tl.int64) * (NUM_HEADS // GROUP) + head // GROUP) * max_len * HEAD_SIZE
+    part_len = tl.cdiv(tl.cdiv(length, parts), BLOCK_N) * BLOCK_N
+    first = part * part_len
+    maximum, total, acc = _attend(
+        q,
+        key_pool + base,
+        value_pool + base,
+        first,
+        tl.minimum(first + part_len, length),
+        scale,
+        HEAD_SIZE,
+        TILE,
+        BLOCK_N,
+        BLOCK_D,
+        PRECISION,
+    )
+    if SPLIT:
+        # One query: row 0 of the tile is all there is.
+        is_first = m == 0
+        cell = scratch + ((row * NUM_HEADS + head).to(tl.int64) * parts + part) * (HEAD_SIZE + 2)
+        zero = m * 0
+        tl.store(cell + zero, maximum, mask=is_first)
+        tl.store(cell + 1 + zero, total, mask=is_first)
+        tl.store(
+            cell + 2 + zero[:, None] + d[None, :], acc, mask=is_first[:, None] & (d < HEAD_SIZE)[None, :]
+        )
+    else:
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        target = out + (tokens * NUM_HEADS + head)[:, None] * HEAD_SIZE + d[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), mask=is_query)
+
+
+@triton.jit
+def _join_kernel(
+    out, scratch, parts, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr
+) -> None:
+    """Program i joins the parts of (row, head) number i."""
+    i = tl.program_id(0).to(tl.int64)
+    p, d = tl.arange(0, PARTS), tl.arange(0, BLOCK_D)
+    cells = scratch + (i * parts + p) * (HEAD_SIZE + 2)
+    maxima = tl.load(cells, mask=p < parts, other=float("-inf"))
+    totals = tl.load(cells + 1, mask=p < parts, other=0.0)
+    maximum = tl.max(maxima, 0)
+    # Without any position the maximum is -inf, and -inf - -inf NaN.
+    shares = tl.exp2(maxima - tl.where(maximum == float("-inf"), 0.0, maximum))
+    loads = (p < parts)[:, None] & (d < HEAD_SIZE)[None, :]
+    acc = tl.sum(tl.load(cells[:, None] + 2 + d[None, :], mask=loads, other=0.0) * shares[:, None], 0)
+    total = tl.sum(totals * shares, 0)
+    result = acc / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + i * HEAD_SIZE + d, result.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
+
+
+def cross_attention_triton(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    rows: CrossRows,
+    scale: float,
+    scratch: torch.Tensor,
+) -> None:
+    """Launch over (rows or tiles, heads, parts), and over (rows, heads) to join the parts."""
+    num_tokens, num_heads, head_size = query.shape
+    num_rows, one_query = len(rows.idx_mapping), rows.max_query_len == 1
+    assert not one_query or num_tokens == num_rows, "a step of one query a row is padded to as many rows"
+    parts = num_parts(num_rows, num_heads) if one_query else 1
+    num_tiles = num_rows if one_query else num_tokens // _TILE + num_rows
+    is_wide = query.element_size() == 4
+    block_d = max(16, triton.next_power_of_2(head_size))
+    _cross_attention_kernel[(num_tiles, num_heads, parts)](
+        *(out, scratch, query, key_pool, value_pool),
+        *(rows.idx_mapping, rows.query_start_loc, rows.entries, rows.lengths),
+        *(num_rows, num_tokens, parts, key_pool.shape[2], query.stride(0), query.stride(1), scale),
+        NUM_HEADS=num_heads,
+        GROUP=num_heads // key_pool.shape[1],
+        HEAD_SIZE=head_size,
+        ONE_QUERY=one_query,
+        SPLIT=parts > 1,
+        TILE=_TILE,
+        BLOCK_N=32 if is_wide else 64,
+        BLOCK_D=block_d,
+        SEARCHED=_SEARCHED,
+        PRECISION="ieee" if is_wide else "tf32",
+        num_warps=4,
+        num_stages=3,
+    )
+    if parts > 1:
+        _join_kernel[(num_rows * num_heads,)](
+            out, scratch, parts, HEAD_SIZE=head_size, BLOCK_D=block_d, PARTS=MAX_PARTS, num_warps=1
+        )
+
+
+def cross_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    rows: CrossRows,
+    scale: float,
+    scratch: torch.Tensor,
+) -> None:
+    """Write `out`. scratch: fp32, at least `scratch_size` numbers for a step of one query a row."""
+    if use_triton(query):
+        cross_attention_triton(out, query, key_pool, value_pool, rows, scale, scratch)
+    else:
+        cross_attention_torch(out, query, key_pool, value_pool, rows, scale)

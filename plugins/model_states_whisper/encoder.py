@@ -1,0 +1,130 @@
+"""The speech encoder as an `Encoder` of cross-attention: features or audio in, hidden states out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from model_states.components.cross_attention import content_key
+from model_states.staged import HostToDevice
+from model_states_whisper.features import FeatureConfig, LogMel
+
+Values = npt.NDArray[np.float32] | torch.Tensor
+_HELP = (
+    "give model_inputs={'input_features': log-mel features [bands, frames]} or {'audio': samples [n] at %d Hz}, "
+    "and if wanted a 'key' that names their content"
+)
+
+
+class SpeechEncoder:
+    """transformers' encoder behind the features. An input has one of
+
+    input_features: float [feature_size, frames], at most `num_frames`; what is missing is zeros, as in transformers.
+    audio: float [n], samples in [-1, 1] at `sampling_rate`, at most `num_samples`; what is missing is silence.
+
+    as a numpy array or a tensor on any device, and may have a `key` (see `content_key`).
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, features: FeatureConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.module, self.features = module, features
+        self.max_positions = features.num_frames // 2
+        self._dtype, self._device = dtype, device
+        self._log_mel = LogMel(features, device)
+        self._transfer = HostToDevice(device)
+
+    def content_key(self, model_inputs: Mapping[str, Any]) -> bytes:
+        """See `Encoder.content_key`."""
+        name, values = self._read(model_inputs)
+        if isinstance(values, np.ndarray) and not np.isfinite(values).all():
+            raise ValueError(f"{name} holds values that are not finite; give numbers only")
+        return content_key(values, model_inputs.get("key"))
+
+    def num_positions(self, model_inputs: Mapping[str, Any]) -> int:
+        """Every output is as long as the longest."""
+        return self.max_positions
+
+    def largest_inputs(self) -> Mapping[str, Any]:
+        """A whole window of audio, which takes the memory of the features too."""
+        return {"audio": np.zeros(self.features.num_samples, np.float32)}
+
+    def encode(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        """See `Encoder.encode`."""
+        pairs = [self._read(item) for item in inputs]
+        config = self.features
+        batch = self._zeros(len(pairs), config.feature_size, config.num_frames)
+        spoken = [row for row, (name, _) in enumerate(pairs) if name == "audio"]
+        if spoken:
+            audio = self._zeros(len(spoken), config.num_samples)
+            for target, row in zip(audio, spoken, strict=True):
+                self._write(pairs[row][1], target)
+            features = self._log_mel(audio)
+            for row, values in zip(spoken, features, strict=True):
+                batch[row] = values
+        for row, (name, values) in enumerate(pairs):
+            if name != "audio":
+                self._write(values, batch[row])
+        return self.forward(batch.to(self._dtype))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Hidden states [n, max_positions, hidden_size] of features [n, feature_size, num_frames]."""
+        hidden_states: torch.Tensor = self.module(features).last_hidden_state
+        return hidden_states
+
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.float32, device=self._device)
+
+    def _write(self, values: Values, target: torch.Tensor) -> None:
+        """Copy values to the start of the target's last axis."""
+        if isinstance(values, torch.Tensor):
+            target[..., : values.shape[-1]] = values
+            return
+        missing = target.shape[-1] - values.shape[-1]
+        if missing and values.ndim == 2:
+            values = np.pad(values, ((0, 0), (0, missing)))
+        self._transfer.copy(values, target.view(-1))
+
+    def _read(self, model_inputs: Mapping[str, Any]) -> tuple[str, Values]:
+        """Which of the two there is, and its values, checked; what the device holds is not read."""
+        config = self.features
+        names = set(model_inputs) - {"key"}
+        if names not in ({"input_features"}, {"audio"}):
+            given = ", ".join(map(repr, sorted(map(str, names)))) or "nothing"
+            raise ValueError(f"model_inputs has {given}; {_HELP % config.sampling_rate}")
+        (name,) = names
+        values = _as_floats(name, model_inputs[name])
+        shape = tuple(values.shape)
+        most: tuple[int, ...]
+        if name == "audio":
+            fits, most = len(shape) == 1, (config.num_samples,)
+        else:
+            fits, most = (
+                len(shape) == 2 and shape[0] == config.feature_size,
+                (config.feature_size, config.num_frames),
+            )
+        if not fits or not 0 < shape[-1] <= most[-1]:
+            raise ValueError(
+                f"{name} has shape {list(shape)}, and this model takes up to {list(most)}; "
+                "cut or transpose it"
+            )
+        return name, values
+
+
+def _as_floats(name: str, values: Any) -> Values:
+    """float32 on the host; as it is on a device."""
+    if isinstance(values, torch.Tensor):
+        if not values.is_floating_point():
+            raise ValueError(f"{name} is of {values.dtype}; give floating-point numbers")
+        return values.detach().to(torch.float32).numpy() if values.device.type == "cpu" else values.detach()
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # rows of unequal lengths
+        raise ValueError(f"{name} is no array of numbers: {error}") from error
+    if array.dtype.kind != "f":
+        raise ValueError(f"{name} is of {array.dtype}; give floating-point numbers (integer samples / 32768)")
+    return array.astype(np.float32, copy=False)

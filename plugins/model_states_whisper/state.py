@@ -1,0 +1,92 @@
+"""`WhisperState`: the decoder over paged attention, the encoder's output as cross-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from model_states import CheckpointConfig, InputBatch, LogitsProcessor, ModelConfig, ModelState, hookimpl
+from model_states.components import PagedAttention
+from model_states.components.cross_attention import ENCODER_OPTIONS, CrossAttention
+from model_states.encoder_decoder import CrossDecoderLayer
+from model_states.loading import load_transformers_model
+from model_states_whisper.encoder import SpeechEncoder
+from model_states_whisper.features import load_feature_config
+from model_states_whisper.rules import TranscriptionRules
+from model_states_whisper.tokens import WhisperTokens
+
+
+class WhisperState(ModelState):
+    """Prompt tokens are the decoder's; the audio comes as `model_inputs` (see `SpeechEncoder`).
+
+    tokens: the checkpoint's special tokens, which prompts are made of.
+    """
+
+    name: ClassVar[str] = "whisper"
+    api_version: ClassVar[int] = 1
+    architectures: ClassVar[tuple[str, ...]] = ("WhisperForConditionalGeneration",)
+    capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache", "graphs"})
+    options: ClassVar[Mapping[str, str]] = ENCODER_OPTIONS
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Load the checkpoint and put its decoder's layers over the two kinds of attention."""
+        super().__init__(config)
+        from transformers import WhisperForConditionalGeneration
+
+        model: Any = load_transformers_model(
+            config, attn_implementation="sdpa", model_class=WhisperForConditionalGeneration
+        )
+        decoder = model.model.decoder
+        self._embedding, self._norm, self._head = (
+            decoder.embed_tokens.weight,
+            decoder.layer_norm,
+            model.proj_out,
+        )
+        self._position_embedding = decoder.embed_positions.weight
+        self._embedding_scale = float(decoder.embed_scale)
+        self._layers = [CrossDecoderLayer(layer, norm_first=True) for layer in decoder.layers]
+        self.encoder = SpeechEncoder(
+            model.model.encoder, load_feature_config(config.checkpoint), config.dtype, config.device
+        )
+        specs = [layer.spec for layer in self._layers]
+        self_attention = PagedAttention(config, specs)
+        self.cross_attention = CrossAttention(
+            config, specs[0], self.encoder, [layer.project for layer in self._layers]
+        )
+        for layer, pages, pool in zip(
+            self._layers, self_attention.layers, self.cross_attention.layers, strict=True
+        ):
+            layer.bind(pages, pool)
+        self.components = [self_attention, self.cross_attention]
+        self.vocab_size = self._head.weight.shape[0]
+        self.tokens = WhisperTokens.load(config.checkpoint)
+
+    @classmethod
+    def max_model_len(cls, config: CheckpointConfig) -> int | None:
+        """Positions of the decoder; `max_length` of the files is no limit (it reads 20 in some, 448 in others)."""
+        return int(config.hf_config.max_target_positions) if config.hf_config is not None else None
+
+    @hookimpl
+    def logits_processors(self, config: ModelConfig, vocab_size: int) -> list[LogitsProcessor]:
+        """The rules of transcription, for requests that ask for them."""
+        return [TranscriptionRules(config, self.tokens, vocab_size)]
+
+    @torch.inference_mode()
+    def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
+        """Hidden states [num_tokens_padded, hidden_size] of the batch's flat tokens."""
+        x = self._embedding[batch.input_ids]
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
+        x = x + self._position_embedding[batch.positions]
+        for layer in self._layers:
+            x = layer(x)
+        normed: torch.Tensor = self._norm(x)
+        return normed
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocab_size] of hidden states [n, hidden_size]."""
+        logits: torch.Tensor = self._head(hidden_states)
+        return logits

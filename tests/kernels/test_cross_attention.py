@@ -1,0 +1,78 @@
+"""`cross_attention`: Triton equals the torch twin, and the twin attention over the entry's positions alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from model_states.kernels import cross_attention as kernel
+from model_states.kernels.cross_attention import CrossRows, cross_attention_torch, cross_attention_triton
+
+POISON = 7777.0
+MAX_LEN, NUM_ENTRIES, NULL_SLOT = 70, 4, 5
+SLOTS = [3, 0, 2]
+ENTRIES = [2, 9, 1, 3, 9, 0]
+LENGTHS = [70, 9, 1, 67, 9, 0]
+
+
+def _case(device: torch.device, query_lens: list[int], padding: int, heads: int, kv_heads: int, size: int):
+    """(query, key_pool, value_pool, rows); NaN behind the entries' lengths, garbage in padding tokens."""
+    torch.manual_seed(1)
+    num_tokens = sum(query_lens) + padding
+    query = torch.randn(num_tokens, heads * size + 3, device=device)[:, : heads * size]
+    query = query.view(num_tokens, heads, size) if padding == 0 else query.reshape(num_tokens, heads, size)
+    query[sum(query_lens) :] = POISON
+    pools = torch.randn(2, NUM_ENTRIES, kv_heads, MAX_LEN, size, device=device)
+    for slot, entry in enumerate(ENTRIES):
+        if entry < NUM_ENTRIES:
+            pools[:, entry, :, LENGTHS[slot] :] = torch.nan
+    num_padding_rows = padding if max(query_lens) == 1 else 2
+    starts = torch.tensor([0, *query_lens, *[0] * num_padding_rows]).cumsum(0)
+    rows = CrossRows(
+        torch.tensor(SLOTS + [NULL_SLOT] * num_padding_rows, dtype=torch.int32, device=device),
+        starts.to(device, torch.int32),
+        torch.tensor(ENTRIES, dtype=torch.int32, device=device),
+        torch.tensor(LENGTHS, dtype=torch.int32, device=device),
+        max(query_lens),
+    )
+    return query, *pools, rows
+
+
+@pytest.mark.parametrize("heads", [(2, 2, 16), (4, 2, 24)], ids=["each its own", "grouped"])
+@pytest.mark.parametrize(
+    ("query_lens", "padding"),
+    [([1, 1, 1], 2), ([17, 1, 20], 3), ([1, 2, 1], 0)],
+    ids=["decode", "mixed", "few"],
+)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_kernel_equals_twin(query_lens, padding, heads, parts, device, monkeypatch):
+    monkeypatch.setattr(kernel, "num_parts", lambda num_rows, num_heads: parts)
+    query, keys, values, rows = _case(device, query_lens, padding, *heads)
+    out, expected = (torch.full(query.shape, POISON, device=device) for _ in range(2))
+    cross_attention_torch(expected, query, keys, values, rows, 0.3)
+    scratch = torch.full((kernel.scratch_size(len(rows.idx_mapping), *heads[::2]),), POISON, device=device)
+    cross_attention_triton(out, query, keys, values, rows, 0.3, scratch)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_twin_is_attention_over_the_entry(device):
+    query_lens = [2, 1, 4]
+    query, keys, values, rows = _case(device, query_lens, 2, 4, 2, 8)
+    out = torch.full(query.shape, POISON, device=device)
+    cross_attention_torch(out, query, keys, values, rows, 0.5)
+    first = 0
+    for slot, query_len in zip(SLOTS, query_lens, strict=True):
+        q = query[first : first + query_len].transpose(0, 1)
+        k, v = (pool[ENTRIES[slot], :, : LENGTHS[slot]].repeat_interleave(2, 0) for pool in (keys, values))
+        expected = scaled_dot_product_attention(q, k, v, scale=0.5).transpose(0, 1)
+        torch.testing.assert_close(out[first : first + query_len], expected, rtol=1e-5, atol=1e-5)
+        first += query_len
+    assert not out[first:].any()
+
+
+def test_few_rows_are_cut_into_more_parts():
+    assert kernel.num_parts(1, 20) == kernel.MAX_PARTS
+    assert kernel.num_parts(256, 20) == 1
+    assert kernel.scratch_size(256, 20, 64) == 0
+    assert kernel.scratch_size(1, 20, 64) == kernel.MAX_PARTS * 20 * 66
