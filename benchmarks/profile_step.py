@@ -6,7 +6,8 @@ Columns: decode steps of so many requests, each with a prompt of 128 ids; *mixed
 some requests are prefilled while most decode; *prefill*, all of W4 (32,768 tokens). *Host* is the CPU time that the
 calling thread spends in `Engine.step` without its waits for the device; *wall* is the time between steps. Device time
 is the sum of the durations that torch.profiler gives the device's operations, ours by the file that defines them
-(replays are taken apart into their kernels). *Calls* are those of the CUDA runtime and driver, replays included.
+(replays are taken apart into their kernels); kernels that overlap count whole, so it may exceed the wall time. *Calls*
+are those of the CUDA runtime and driver, replays included.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from step_profile import class_of, kernel_files
         ("_paged_attention_decode_kernel", "attention"),
         ("_positions_kernel", "input preparation"),
         ("_staged_write_kernel", "input preparation"),
-        ("_choose_kernel", "sampler"),
         ("nvjet_hsh_128x64_64x8_2x1_v_bz_coopB_TNT", "matmul"),
         ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>", "matmul"),
         (
@@ -32,3 +31,4 @@ def test_kernels_are_found_by_their_files() -> None:
     files = kernel_files()
     assert files["_post_update_kernel"] == "core_runner/kernels/post_update.py"
     assert files["_paged_attention_prefill_kernel"] == "model_states/kernels/paged_attention_prefill.py"
+    assert {class_of(name) for name, file in files.items() if "/sampling/" in file} == {"sampler"}
