@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
+from model_states.kernels.sizes import cdiv, next_power_of_2
 from model_states.kernels.triton_import import tl, triton
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -75,7 +76,7 @@ def act_mul_triton(
     if not num_rows:
         return
     block, num_warps = shape or launch_shape(num_rows, size)
-    _act_mul_kernel[(num_rows, triton.cdiv(size, block))](
+    _act_mul_kernel[(num_rows, cdiv(size, block))](
         gate_up,
         out,
         gate_up.stride(0),
@@ -89,7 +90,7 @@ def act_mul_triton(
 
 def launch_shape(num_rows: int, size: int) -> tuple[int, int]:
     """(columns, warps) of a program."""
-    return min(1024, triton.next_power_of_2(size)), 4
+    return min(1024, next_power_of_2(size)), 4
 
 
 def act_mul(gate_up: torch.Tensor, act: str, out: torch.Tensor) -> None:

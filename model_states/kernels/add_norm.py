@@ -21,6 +21,7 @@ import torch
 
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
+from model_states.kernels.sizes import cdiv, next_power_of_2
 from model_states.kernels.triton_import import tl, triton
 
 MAX_SIZE = 32768  # a program holds a row
@@ -141,7 +142,7 @@ def add_norm_triton(
         return
     rows, num_warps = shape or launch_shape(num_rows, size)
     target = x if out is None else out
-    _add_norm_kernel[(triton.cdiv(num_rows, rows),)](
+    _add_norm_kernel[(cdiv(num_rows, rows),)](
         x,
         x if residual is None else residual,
         x if post is None else post.weight,
@@ -161,7 +162,7 @@ def add_norm_triton(
         POST_ROUNDS_FIRST=post is not None and post.rounds_first,
         PRE_ROUNDS_FIRST=pre is not None and pre.rounds_first,
         ROWS=rows,
-        BLOCK=triton.next_power_of_2(size),
+        BLOCK=next_power_of_2(size),
         num_warps=num_warps,
         **programmatic_launch(x),
     )

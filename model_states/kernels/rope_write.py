@@ -21,6 +21,8 @@ head_size(_v)], contiguous; tokens of slot mapping -1 are not written.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -28,6 +30,7 @@ from model_states.attention.torch_backend import write_cache_torch
 from model_states.kernels.add_norm import RMSNorm, normalised, rms_norm_torch
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
+from model_states.kernels.sizes import cdiv, next_power_of_2
 from model_states.kernels.triton_import import tl, triton
 
 
@@ -50,8 +53,7 @@ class HeadLayout:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Rotary:
+class Rotary(NamedTuple):
     """Tables of a rotary embedding: cos and sin [num_rows, rotary_dim / 2], last axis contiguous.
 
     positions int64 [num_tokens] gives the row of each token; None: token t has row t.
@@ -276,10 +278,8 @@ def rope_write_triton(
     if not num_tokens:
         return
     block_h, num_warps = shape or launch_shape(num_tokens, heads)
-    rotary_dim = 0 if rotary is None else 2 * rotary.cos.shape[1]
-    paired = rotary_dim or heads.head_size
     positions = None if rotary is None else rotary.positions
-    parts = triton.cdiv(heads.num_heads, block_h) + 2 * triton.cdiv(heads.num_kv_heads, block_h)
+    parts = cdiv(heads.num_heads, block_h) + 2 * cdiv(heads.num_kv_heads, block_h)
     _rope_write_kernel[(num_tokens, parts)](
         qkv,
         qkv if rotary is None else rotary.cos,
@@ -294,29 +294,38 @@ def rope_write_triton(
         0 if rotary is None else rotary.cos.stride(0),
         0.0 if q_norm is None else q_norm.eps,
         0.0 if k_norm is None else k_norm.eps,
-        NUM_HEADS=heads.num_heads,
-        NUM_KV_HEADS=heads.num_kv_heads,
-        HEAD_SIZE=heads.head_size,
-        HEAD_SIZE_V=heads.head_size_v,
         Q_NORM=q_norm is not None,
         K_NORM=k_norm is not None,
         Q_ROUNDS_FIRST=q_norm is not None and q_norm.rounds_first,
         K_ROUNDS_FIRST=k_norm is not None and k_norm.rounds_first,
-        ROTARY_DIM=rotary_dim,
         INTERLEAVED=rotary is not None and rotary.interleaved,
         HAS_POSITIONS=positions is not None,
         BLOCK_H=block_h,
-        BLOCK_PAIRS=triton.next_power_of_2(paired // 2),
-        BLOCK_REST=triton.next_power_of_2(max(1, heads.head_size - paired)),
-        BLOCK_V=triton.next_power_of_2(heads.head_size_v),
+        **_sizes(heads, 0 if rotary is None else 2 * rotary.cos.shape[1]),
         num_warps=num_warps,
+        enable_fp_fusion=False,  # a product that is fused into a sum is not rounded
         **programmatic_launch(qkv),
     )
 
 
+@cache
+def _sizes(heads: HeadLayout, rotary_dim: int) -> dict[str, int]:
+    paired = rotary_dim or heads.head_size
+    return {
+        "NUM_HEADS": heads.num_heads,
+        "NUM_KV_HEADS": heads.num_kv_heads,
+        "HEAD_SIZE": heads.head_size,
+        "HEAD_SIZE_V": heads.head_size_v,
+        "ROTARY_DIM": rotary_dim,
+        "BLOCK_PAIRS": next_power_of_2(paired // 2),
+        "BLOCK_REST": next_power_of_2(max(1, heads.head_size - paired)),
+        "BLOCK_V": next_power_of_2(heads.head_size_v),
+    }
+
+
 def launch_shape(num_tokens: int, heads: HeadLayout) -> tuple[int, int]:
     """(heads, warps) of a program."""
-    return min(8, triton.next_power_of_2(heads.num_kv_heads)), 4
+    return min(8, next_power_of_2(heads.num_kv_heads)), 4
 
 
 def rope_write(

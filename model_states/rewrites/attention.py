@@ -97,10 +97,8 @@ class FusedAttention:
     def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Attention of the projected tokens, [num_tokens, num_heads * head_size_v]; qkv is overwritten."""
         heads, layer = self.heads, self.layer
-        q, k, _ = qkv.split(heads.sizes, -1)
-        for part, form in ((q, self.query), (k, self.key)):
-            if form.wide:
-                add_norm(part, None, None, form.norm, 1.0, part)
+        if self.query.wide or self.key.wide:
+            self._norm_wide(qkv)
         rope_write(
             qkv,
             heads,
@@ -111,8 +109,14 @@ class FusedAttention:
             layer.value_cache,
             layer.slot_mapping,
         )
-        out = layer.attend(q.view(-1, heads.num_heads, heads.head_size), self.sinks)
-        return out.flatten(1)
+        query = qkv[:, : heads.num_heads * heads.head_size].view(-1, heads.num_heads, heads.head_size)
+        return layer.attend(query, self.sinks).flatten(1)
+
+    def _norm_wide(self, qkv: torch.Tensor) -> None:
+        q, k, _ = qkv.split(self.heads.sizes, -1)
+        for part, form in ((q, self.query), (k, self.key)):
+            if form.wide:
+                add_norm(part, None, None, form.norm, 1.0, part)
 
 
 def recognise_attention(call: Call, seen: StandIn) -> FusedAttention | None:

@@ -1,0 +1,13 @@
+"""Sizes of launches in plain Python; Triton's own functions for them cost microseconds a call."""
+
+from __future__ import annotations
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is not below n, which is at least 1."""
+    return 1 << (n - 1).bit_length()
