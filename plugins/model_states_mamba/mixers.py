@@ -16,6 +16,8 @@ from model_states import CacheTensor, ModelConfig, UnsupportedModelError
 from model_states.components import RecurrentLayer
 from model_states.components.recurrent_state import state_dtype
 from model_states.kernels.causal_conv import causal_conv
+from model_states.rewrites.products import Projection
+from model_states_mamba.kernels.gated_norm import GatedNorm, gated_norm
 from model_states_mamba.kernels.selective_scan import SelectiveInputs, SelectiveWeights, selective_scan
 from model_states_mamba.kernels.ssd_scan import SsdWeights, ssd_scan
 
@@ -35,8 +37,8 @@ class Mixer(nn.Module):
         conv: Any = original.conv1d
         self.conv_weight: torch.Tensor = conv.weight.squeeze(1)
         self.conv_bias: torch.Tensor | None = conv.bias
-        self.in_proj: Any = original.in_proj
-        self.out_proj: Any = original.out_proj
+        self.in_proj = _projection(original.in_proj)
+        self.out_proj = _projection(original.out_proj)
 
     def state_tensors(self, config: ModelConfig) -> dict[str, CacheTensor]:
         """Shapes and dtypes of one request's state in this layer."""
@@ -64,6 +66,10 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
 
+def _projection(module: Any) -> Projection:
+    return Projection(module.weight, module.bias)
+
+
 class HeadMixer(Mixer):
     """Mamba-2: one decay for each head. The family differs in multipliers, in the norm and in the clamp of dt."""
 
@@ -72,8 +78,7 @@ class HeadMixer(Mixer):
         self.num_heads, self.head_size = int(original.num_heads), int(original.head_dim)
         self.num_groups, self.state_size = int(original.n_groups), int(original.ssm_state_size)
         self.size = self.num_heads * self.head_size
-        self.norm = original.norm
-        self.has_norm = bool(getattr(original, "mamba_rms_norm", True))
+        self.norm = _gated_norm(original.norm, self.num_groups) if _has_norm(original) else None
         low, high = (float(limit) for limit in original.time_step_limit)
         self.weights = SsdWeights(
             -original.A_log.float().exp(), original.D.float(), original.dt_bias.float(), (low, high)
@@ -106,9 +111,23 @@ class HeadMixer(Mixer):
             y,
         )
         flat = y.flatten(1)
-        gated = self.norm(flat, gate) if self.has_norm else flat * functional.silu(gate)
-        mixed_out: torch.Tensor = self.out_proj(gated)
-        return mixed_out
+        if self.norm is None:
+            flat = flat * functional.silu(gate)
+        else:
+            gated_norm(flat, gate, self.norm, flat)
+        return self.out_proj(flat)
+
+
+def _has_norm(original: Any) -> bool:
+    return bool(getattr(original, "mamba_rms_norm", True))
+
+
+def _gated_norm(norm: Any, num_groups: int) -> GatedNorm:
+    size = norm.weight.numel()
+    group_size = getattr(norm, "group_size", size // num_groups)
+    return GatedNorm(
+        norm.weight, float(norm.variance_epsilon), group_size, getattr(norm, "norm_before_gate", False)
+    )
 
 
 class ChannelMixer(Mixer):
@@ -116,7 +135,7 @@ class ChannelMixer(Mixer):
 
     def __init__(self, original: Any) -> None:
         super().__init__(original)
-        self.x_proj, self.dt_weight = original.x_proj, original.dt_proj.weight
+        self.x_proj, self.dt_proj = _projection(original.x_proj), Projection(original.dt_proj.weight, None)
         self.rank, self.state_size = int(original.time_step_rank), int(original.ssm_state_size)
         self.norms = [getattr(original, f"{name}_layernorm", None) for name in ("dt", "b", "c")]
         self.weights = SelectiveWeights(
@@ -133,11 +152,10 @@ class ChannelMixer(Mixer):
         dt, b, c = (
             part if norm is None else norm(part) for norm, part in zip(self.norms, parts, strict=True)
         )
-        inputs = SelectiveInputs(x, functional.linear(dt, self.dt_weight), gate, b, c)
+        inputs = SelectiveInputs(x, self.dt_proj(dt), gate, b, c)
         y = torch.empty_like(x)
         selective_scan(inputs, self.weights, self.layer.tensors["ssm"], self.layer.step, y)
-        mixed_out: torch.Tensor = self.out_proj(y)
-        return mixed_out
+        return self.out_proj(y)
 
 
 # transformers' mixers -> what takes their place.

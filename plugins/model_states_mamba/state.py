@@ -12,6 +12,7 @@ from model_states import Component, InputBatch, ModelConfig, ModelState, Unsuppo
 from model_states.components import AttentionLayer, PagedAttention, RecurrentState
 from model_states.components.recurrent_state import STATE_OPTIONS
 from model_states.loading import load_transformers_model
+from model_states.rewrites.parts import rewrite_parts
 from model_states.transformers_bridge import (
     ATTN_IMPLEMENTATION,
     AttentionCall,
@@ -68,6 +69,8 @@ class MambaState(ModelState):
             self._attentions = _bind(self.model, calls, paged.layers)
             self.components.append(paged)
         self.vocab_size = self.model.vocab_size
+        if config.fused_layers:
+            rewrite_parts(self.model.backbone, {})
 
     def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
         """Hidden states [num_tokens_padded, hidden] of the batch's flat tokens."""
