@@ -19,6 +19,8 @@ def explain_nothing_left(
     vocab_size: None while it is not known, as are the model's end ids then. Only what is certain counts: of the bad
     words, single tokens.
     """
+    if params.allowed_token_ids is None and not (params.bad_words or params.logit_bias or params.min_tokens):
+        return None
     bans = [(text, ids) for text, ids in _bans(params, eos_token_ids) if ids]
     if params.allowed_token_ids is not None:
         left, options = set(params.allowed_token_ids), [_show("allowed_token_ids", params.allowed_token_ids)]

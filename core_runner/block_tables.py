@@ -57,6 +57,8 @@ class BlockTables:
 
     def apply_update(self, group: int, update: BlockUpdate) -> None:
         """Stage the runs of one group. Raises `SchedulerOutputError` before anything changes."""
+        if len(update.slots) == len(update.block_ids) == 0:
+            return
         self._check_update(group, update)
         _extend(self._filled[group], update)
         self._tables[group].stage_runs(update.slots, update.starts, update.lengths, update.block_ids)
@@ -120,6 +122,6 @@ def _extend(filled: npt.NDArray[np.int32], update: BlockUpdate) -> None:
 
 
 def _check_range(what: str, values: np.ndarray, last: int) -> None:
-    least, most = int(values.min()), int(values.max())
+    least, most = int(np.minimum.reduce(values)), int(np.maximum.reduce(values))
     if least < 0 or most > last:
         raise SchedulerOutputError(f"{what} {least if least < 0 else most} is outside [0, {last}]")

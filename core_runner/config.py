@@ -26,6 +26,8 @@ class RunnerConfig:
     max_waiting: length of the bounded waiting queue; one more request is refused.
     policy: "fcfs" (first come, first served) or "priority" (a smaller number runs earlier, ties by arrival).
     async_scheduling: schedule step N+1 before step N's tokens are read.
+    max_steps_in_flight: with async_scheduling, steps that are launched and not read yet, the one that the device
+        runs included; a request that has ended is computed in as many further steps less one, in vain.
     num_draft_tokens: draft columns per request, K; anything but 0 is refused until drafts are verified.
     model_state: name of a plugin's model state; None selects the one that claims the architecture.
     model_options: settings of the model state's own, by name, such as the dtype of recurrent state; an unknown name is
@@ -57,6 +59,7 @@ class RunnerConfig:
     max_waiting: int = 100_000
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True
+    max_steps_in_flight: int = 2
     num_draft_tokens: int = 0
     model_state: str | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +76,13 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that could only fail later."""
-        for name in ("max_num_reqs", "max_num_batched_tokens", "block_size", "max_waiting"):
+        for name in (
+            "max_num_reqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "max_waiting",
+            "max_steps_in_flight",
+        ):
             self._require_int(name, 1)
         for name, least in (("max_model_len", 1), ("num_blocks", 2)):
             if getattr(self, name) is not None:
@@ -85,7 +94,13 @@ class RunnerConfig:
             "cpu_cache_bytes",
         ):
             self._require_int(name, 0)
-        for name in ("trust_remote_code", "async_scheduling", "fused_layers", "record_graphs_at_start", "poison"):
+        for name in (
+            "trust_remote_code",
+            "async_scheduling",
+            "fused_layers",
+            "record_graphs_at_start",
+            "poison",
+        ):
             self._require_choice(name, (False, True))
         for name in ("enable_prefix_caching", "cuda_graphs"):
             self._require_choice(name, (None, False, True))

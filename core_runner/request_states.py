@@ -132,8 +132,8 @@ class RequestStates:
         return prefill_len
 
     def _stage_fields(self, slot: int, values: Sequence[int]) -> None:
-        count = len(_FIELDS)
-        self._fields.stage_runs(range(count), [slot] * count, [1] * count, values)
+        for field, value in enumerate(values):
+            self._fields.stage(field, slot, value)
 
     def _check_slot(self, who: str, slot: int) -> None:
         if not 0 <= slot < self.max_num_reqs:

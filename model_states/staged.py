@@ -126,16 +126,21 @@ class StagedTensor:
         self._transfer = transfer or HostToDevice(device)
         self._packed = torch.empty(_LEAST_BYTES, dtype=torch.uint8, device=device)
         self._staged: list[_Runs] = []
+        self._singles: list[tuple[int, int, npt.NDArray[Any]]] = []  # staged after all of `_staged`
 
     @property
     def dirty(self) -> bool:
         """Whether `apply` has something to write."""
-        return bool(self._staged)
+        return bool(self._staged or self._singles)
 
     def stage(self, row: int, start: int, values: npt.ArrayLike) -> None:
         """Queue one run of values for `row` from column `start` on (0 for a one-dimensional tensor)."""
         flat = np.array(values, dtype=self._np_dtype).reshape(-1)
-        self.stage_runs([row], [start], [flat.size], flat)
+        num_rows, num_cols = self._table.shape
+        assert 0 <= row < num_rows
+        assert 0 <= start <= num_cols - flat.size
+        if flat.size:
+            self._singles.append((row, start, flat))
 
     def stage_rows(self, rows: npt.ArrayLike, values: npt.ArrayLike, column: int = 0) -> None:
         """Queue one value for each row: rows [n], values [n] or one for all."""
@@ -157,14 +162,25 @@ class StagedTensor:
             return
         num_rows, num_cols = self._table.shape
         assert runs.rows.shape == runs.starts.shape == runs.lengths.shape
-        assert min(part.min() for part in runs[:3]) >= 0
-        assert runs.rows.max() < num_rows
-        assert (runs.starts + runs.lengths).max() <= num_cols
-        assert runs.lengths.sum() == runs.values.size
+        assert _all_in_range(runs.rows, num_rows - 1)
+        assert _all_in_range(runs.starts, num_cols)
+        assert _all_in_range(runs.lengths, num_cols)
+        assert _all_in_range(runs.starts + runs.lengths, num_cols)
+        assert np.add.reduce(runs.lengths) == runs.values.size
+        self._gather_singles()
         self._staged.append(runs)
+
+    def _gather_singles(self) -> None:
+        """Make runs of single stages, which come one by one for each admission."""
+        if self._singles:
+            rows, starts, values = zip(*self._singles, strict=True)
+            lengths = np.array([len(part) for part in values])
+            self._staged.append(_Runs(np.array(rows), np.array(starts), lengths, np.concatenate(values)))
+            self._singles = []
 
     def apply(self) -> None:
         """Write everything staged with one copy to the device and one kernel; nothing when not dirty."""
+        self._gather_singles()
         if not self._staged:
             return
         staged = self._staged[0]
@@ -247,8 +263,15 @@ def _pack(runs: _Runs, values_bytes: int, meta_bytes: int) -> npt.NDArray[np.uin
     return packed
 
 
+def _all_in_range(values: npt.NDArray[np.int64], last: int) -> bool:
+    # As unsigned numbers negative ones are the largest: one pass instead of two.
+    return bool(np.maximum.reduce(values.view(np.uint64)) <= last)
+
+
 def _keep_last_writes(runs: _Runs, num_cols: int) -> _Runs:
     """The same runs if no two touch the same place, else single values of which only the last is kept."""
+    if len(runs.rows) == 1:
+        return runs
     first = runs.rows * num_cols + runs.starts
     order = np.argsort(first, kind="stable")
     ends = first[order] + runs.lengths[order]

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from support.drained import Drained
@@ -14,6 +15,7 @@ from support.toy_model import ToyPlugin, ToyTable, save_toy
 
 from core_runner import LLM, SamplingParams
 from core_runner.request import Request, RequestStatus
+from core_runner.scheduling.output import SchedulerOutput
 
 NUM_SLOTS = 4
 NUM_EVENTS = 200
@@ -104,11 +106,12 @@ class Traffic:
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "eos"), [(20, range(0)), (20, EOS), (11, range(0)), (11, EOS)],
-    ids=["abort", "eos", "preemption", "preemption and eos"],
+    ("num_blocks", "eos", "depth"),
+    [(20, range(0), 2), (20, EOS, 2), (11, range(0), 2), (11, EOS, 2), (11, EOS, 4)],
+    ids=["abort", "eos", "preemption", "preemption and eos", "preemption and eos, four steps in flight"],
 )  # fmt: skip
 def test_replacing_a_request_at_every_phase(
-    num_blocks: int, eos: range, toy_table: ToyTable, tmp_path: Path, drained: Drained
+    num_blocks: int, eos: range, depth: int, toy_table: ToyTable, tmp_path: Path, drained: Drained
 ) -> None:
     """With 20 blocks four requests fit, with 11 they push each other out: newcomers live on blocks just given up."""
     tight = num_blocks == 11
@@ -120,7 +123,7 @@ def test_replacing_a_request_at_every_phase(
         max_num_reqs=NUM_SLOTS,
         max_num_batched_tokens=24,
         num_blocks=num_blocks,
-        async_scheduling=True,
+        max_steps_in_flight=depth,
     )
     traffic = Traffic(llm, toy_table, num_blocks + len(eos), eos, tight)
     traffic.run()
@@ -130,3 +133,38 @@ def test_replacing_a_request_at_every_phase(
     assert (llm.stats().preemptions > 20) == tight
     assert ("stop" in traffic.reasons.values()) == bool(eos)
     assert llm.stats().cached_tokens > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+def test_a_request_that_ended_is_computed_no_longer_than_the_queue_is_deep(
+    depth: int, toy_table: ToyTable, tmp_path: Path, drained: Drained
+) -> None:
+    """It ends by an end id, which the host learns late; its surplus tokens go nowhere and its neighbour's all come."""
+    neighbour = [1, 2]
+    prompts = ([7, 3, 11, last] for last in range(1, 50))
+    prompt = next(p for p in prompts if 4 <= len(toy_table.greedy(p, 30, EOS)) < 12)
+    want = toy_table.greedy(prompt, 30, EOS)
+    llm = drained(
+        save_toy(tmp_path, 50, eos_token_id=list(EOS)),
+        plugins=[ToyPlugin(toy_table)],
+        device="cpu",
+        max_num_reqs=2,
+        max_steps_in_flight=depth,
+    )
+    num_rows: list[int] = []
+    execute_model = llm.engine.runner.execute_model
+
+    def counting(step: SchedulerOutput) -> None:
+        num_rows.append(step.num_reqs)
+        execute_model(step)
+
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=30),
+        SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True),
+    ]
+    with patch.object(llm.engine.runner, "execute_model", counting):
+        first, second = llm.generate([prompt, neighbour], params)
+    assert first.outputs[0].token_ids == want
+    assert second.outputs[0].token_ids == toy_table.greedy(neighbour, 40)
+    assert num_rows.count(2) == len(want) + depth - 1
+    assert num_rows.count(1) == 40 - num_rows.count(2)
