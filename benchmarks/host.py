@@ -162,13 +162,18 @@ class Stopwatch:
 
 def make_llm(num_reqs: int, max_model_len: int, real: bool, directory: Path, **options: Any) -> LLM:
     """An engine with room for `num_reqs` requests of `max_model_len` tokens."""
-    options = {"max_num_reqs": num_reqs, "max_num_batched_tokens": 8192, "block_size": BLOCK_SIZE, **options}
+    options = {
+        "max_num_reqs": num_reqs,
+        "max_num_batched_tokens": 8192,
+        "block_size": BLOCK_SIZE,
+        "num_blocks": 2 + 2 * num_reqs * -(-max_model_len // BLOCK_SIZE),
+        **options,
+    }
     if real:
-        return LLM(device="cuda", dtype="bfloat16", **options)
+        return LLM(device="cuda", dtype="bfloat16", max_model_len=max_model_len, **options)
     config = {"architectures": ["NothingForCausalLM"], "model_type": "nothing", "vocab_size": 32_000}
     (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": max_model_len}))
-    num_blocks = 2 + 2 * num_reqs * -(-max_model_len // BLOCK_SIZE)
-    llm = LLM(str(directory), plugins=[Plugin()], device="cpu", num_blocks=num_blocks, **options)
+    llm = LLM(str(directory), plugins=[Plugin()], device="cpu", **options)
     device = InstantDevice(llm.engine.runner)
     llm.engine.runner.execute_model = device.execute_model
     llm.engine.runner.sample_tokens = device.sample_tokens
