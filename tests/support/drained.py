@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from core_runner import LLM, SamplingParams
+from model_states.components.cross_attention import CrossAttention
 
 Drained = Callable[..., LLM]
 _PROBE = [5, 6, 7, 8, 9]
@@ -15,24 +16,26 @@ _PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 def _free(llm: LLM) -> dict[str, Any]:
     stats = llm.stats()
-    return {name: getattr(stats, name) for name in ("free_blocks", "free_slots", "running", "waiting")}
+    free = {name: getattr(stats, name) for name in ("free_blocks", "free_slots", "running", "waiting")}
+    pools = [c.pool for c in llm.engine.runner.model_state.components if isinstance(c, CrossAttention)]
+    return {**free, "held entries": [pool.num_held for pool in pools]}
 
 
 @contextmanager
 def drained_llms() -> Iterator[Drained]:
     """A factory of engines, in poison mode, each checked when the test is over."""
-    made: list[tuple[LLM, dict[str, Any], list[int]]] = []
+    made: list[tuple[LLM, Any, dict[str, Any], list[int]]] = []
 
-    def make(model: str | None = None, **options: Any) -> LLM:
+    def make(model: str | None = None, probe: Any = _PROBE, **options: Any) -> LLM:
         llm = LLM(model, **{"poison": True, **options})
-        first = llm.generate(_PROBE, _PARAMS)[0].outputs[0].token_ids
-        made.append((llm, _free(llm), first))
+        first = llm.generate(probe, _PARAMS)[0].outputs[0].token_ids
+        made.append((llm, probe, _free(llm), first))
         return llm
 
     yield make
-    for llm, free, first in made:
+    for llm, probe, free, first in made:
         llm.close()
         assert _free(llm) == free, "not everything was given back"
         llm.engine.scheduler.check_integrity()
-        assert llm.generate(_PROBE, _PARAMS)[0].outputs[0].token_ids == first, "one more request is not exact"
+        assert llm.generate(probe, _PARAMS)[0].outputs[0].token_ids == first, "one more request is not exact"
         assert _free(llm) == free
