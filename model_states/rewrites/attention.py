@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -39,17 +39,17 @@ class PagedLayer(Protocol):
 class RotaryStyle:
     """How a model's own cos and sin, [.., width], give the tables of `Rotary`, [.., rotary_dim / 2].
 
-    once: each angle stands there once; else twice, beside itself where the pairs are interleaved.
+    Each angle stands there "once", or twice: in "halves", or in "pairs" beside itself.
     """
 
-    once: bool
+    angles: Literal["halves", "once", "pairs"]
     interleaved: bool
 
     def tables(self, cos: torch.Tensor, sin: torch.Tensor) -> Tables:
         """The tables of cos and sin [num_rows, width]."""
-        if self.once:
+        if self.angles == "once":
             return cos, sin
-        if self.interleaved:
+        if self.angles == "pairs":
             return cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
         half = cos.shape[1] // 2
         return cos[:, :half], sin[:, :half]
@@ -59,7 +59,13 @@ class RotaryStyle:
         return Rotary(*tables, positions, self.interleaved)
 
 
-_STYLES = [RotaryStyle(once, interleaved) for once in (False, True) for interleaved in (False, True)]
+_STYLES = [
+    RotaryStyle("halves", False),
+    RotaryStyle("once", False),
+    RotaryStyle("pairs", True),
+    RotaryStyle("halves", True),
+    RotaryStyle("once", True),
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from model_states.kernels.add_norm import RMSNorm, add_norm, rms_norm_torch
-from model_states.rewrites.seen import close, floats_of, random_like, relative_error
+from model_states.rewrites.seen import close, floats_of, random_like, relative_error, tried
 
 # An epsilon shows only beside small numbers.
 _SCALES = (1.0, 30.0, 1e-2, 1e-3)
@@ -19,11 +19,8 @@ def recognise_norm(module: nn.Module) -> RMSNorm | None:
         return None
     weight = parameters[0].detach()
     x = torch.stack([random_like(weight, weight.numel(), seed=i) * s for i, s in enumerate(_SCALES)])
-    try:
-        expected = module(x)
-    except Exception:  # it may want anything, and then it is no norm
-        return None
-    if not isinstance(expected, torch.Tensor) or expected.shape != x.shape:
+    expected = tried(module, x)
+    if expected is None or expected.shape != x.shape:
         return None
     candidates = [
         RMSNorm(scale, eps, rounds_first)

@@ -40,6 +40,15 @@ def random_like(weight: torch.Tensor, *shape: int, seed: int = 0) -> torch.Tenso
     return torch.randn(shape, generator=generator).to(weight)
 
 
+def tried(module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """What a module that may be of any kind makes of x; None where it takes something else, or gives it."""
+    try:
+        y = module(x)
+    except Exception:  # whatever it wants, it is not what is looked for
+        return None
+    return y if isinstance(y, torch.Tensor) else None
+
+
 def floats_of(module: nn.Module) -> list[float]:
     """Numbers that a module holds as attributes: an epsilon, a multiplier."""
     return [value for value in vars(module).values() if isinstance(value, float)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_row import hidden_states, load_state, tiny_state
+from support.one_row import hidden_states, load_state, tiny_state
 from support.tiny_models import TINY, build_tiny
 
 from model_states.rewrites import fuse, parts

@@ -39,7 +39,7 @@ def hidden_states(state: DecoderState, steps: tuple[int, ...] = (30, 1, 3), **in
     attention = state.components[0]
     groups = attention.cache_groups()
     length = sum(steps)
-    ids = torch.arange(length) * 7919 % state.vocab_size
+    ids = torch.arange(length, device=state.config.device) * 7919 % state.vocab_size
     caches = {g.name: g.allocate(length // state.config.block_size + 2, ids.device) for g in groups}
     attention.init_caches(caches)
     outputs, start = [], 0

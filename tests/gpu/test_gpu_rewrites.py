@@ -1,0 +1,38 @@
+"""Rewritten layers on a GPU: transformers' hidden states in bf16, and few kernels a layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.one_row import hidden_states, load_state
+from support.tiny_models import save_tiny
+
+pytestmark = pytest.mark.gpu
+ON_GPU = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "block_size": 16}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma3", "olmo2", "granite", "gpt_oss"])
+def test_close_to_transformers_modules(name: str, tmp_path: Path) -> None:
+    # Small weights: the tiny models' own are made to blow differences up.
+    save_tiny(name, tmp_path, initializer_range=0.05)
+    plain = load_state(tmp_path, fused_layers=False, **ON_GPU)
+    fused = load_state(tmp_path, **ON_GPU)
+    assert fused.model.fused is not None
+    expected, got = hidden_states(plain).float(), hidden_states(fused).float()
+    assert float((got - expected).norm() / expected.norm()) < 2e-2
+
+
+@pytest.mark.parametrize(("num_tokens", "at_most"), [(40, 9), (4, 7)])
+def test_kernels_of_a_layer(num_tokens: int, at_most: int, tmp_path: Path) -> None:
+    counts = []
+    for layers in (2, 6):
+        save_tiny("qwen3", tmp_path / str(layers), num_hidden_layers=layers)
+        state = load_state(tmp_path / str(layers), **ON_GPU)
+        hidden_states(state, (num_tokens, 1))  # compiles
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            hidden_states(state, (num_tokens,))
+        counts.append(sum("Memcpy" not in e.name and "Memset" not in e.name for e in profile.events()))
+    # A prefill launches both of the attention's kernels, and a split cache a third.
+    assert (counts[1] - counts[0]) / 4 <= at_most + 2
