@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from model_states_mamba.kernels.gated_norm import GatedNorm, gated_norm_torch, gated_norm_triton
 
 
