@@ -1,4 +1,4 @@
-"""States after every chunk equal transformers' of the same tokens, and a step changes nobody else's (field report C-01)."""
+"""States after every chunk equal transformers' (field report C-01), and a step changes nobody else's."""
 
 from __future__ import annotations
 
