@@ -55,7 +55,9 @@ def _decode_torch(
     """One token of each row, all rows at once."""
     is_real = (step.final_rows > 0)[:, None]
     inputs = torch.cat([pool[step.source_rows].float(), x[:, None].float()], 1)
-    out.copy_(_convolve(inputs.mT, weight, bias, silu)[..., 0] * is_real)
+    mixed = (inputs * weight.T.float()).sum(1)
+    mixed = mixed if bias is None else mixed + bias.float()
+    out.copy_((functional.silu(mixed) if silu else mixed) * is_real)
     # Padding rows have row 0 as their target, which stays zero.
     pool[step.final_rows] = (inputs[:, 1:] * is_real[..., None]).to(pool.dtype)
 
