@@ -17,7 +17,7 @@ from model_states.rewrites.seen import Call, close
 _ROWS = 1 << 16  # of a table that are computed at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FusedBackbone:
     """Embedding, layers, and the norm at the end."""
 
@@ -25,25 +25,33 @@ class FusedBackbone:
     embedding_multiplier: float
     layers: Sequence[FusedLayer]
     end: Boundary
-    plain: bool = field(init=False)
+    plain: bool = field(init=False)  # whether `few_rows` says all that the layers do
 
     def __post_init__(self) -> None:
-        plain = self.end.plain and all(layer.plain for layer in self.layers)
-        object.__setattr__(self, "plain", plain)
+        self.plain = self.end.plain and all(layer.plain for layer in self.layers)
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states [num_tokens, hidden] of int64 input_ids and positions [num_tokens]."""
-        residual = self.embedding(input_ids)
-        if self.embedding_multiplier != 1.0:
-            residual = residual * self.embedding_multiplier
-        if self.plain and len(input_ids) <= MAX_ROWS:
-            for layer in self.layers:
-                residual = layer.few_rows(residual, positions)
-            return self.end(None, residual)
+        few = self.plain and input_ids.shape[0] <= MAX_ROWS
+        return (self.few_rows if few else self.many_rows)(self.embed(input_ids), positions)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The residual stream before the first layer, [num_tokens, hidden]."""
+        embedded: torch.Tensor = self.embedding(input_ids)
+        return embedded if self.embedding_multiplier == 1.0 else embedded * self.embedding_multiplier
+
+    def many_rows(self, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states of an embedded step; residual is overwritten."""
         x = None
         for layer in self.layers:
             x = layer(x, residual, positions)
         return self.end(x, residual)
+
+    def few_rows(self, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The same where all layers are `plain`."""
+        for layer in self.layers:
+            residual = layer.few_rows(residual, positions)
+        return self.end(None, residual)
 
 
 class PositionTables:
