@@ -1,7 +1,7 @@
 """Host cost of one scheduler step in steady decode: `python benchmarks/scheduler.py`.
 
 Every request decodes one token a step; outputs are made up, and one step is in flight as in the asynchronous
-engine. Each figure is the best of several runs, a run being the mean over one block's worth of steps, so that
+engine. "streamed": every token is reported, as for a stream or stop strings, not the end alone. Each figure is the best of several runs, a run being the mean over one block's worth of steps, so that
 each running request takes exactly one new block in a run. CPU time is counted, so other work on the machine
 disturbs it little.
 """
@@ -34,7 +34,9 @@ def fake_output(step: ScheduledStep) -> ModelRunnerOutput:
     )
 
 
-def start(num_reqs: int, num_steps: int, group: GroupSpec, enable_prefix_caching: bool) -> Scheduler:
+def start(
+    num_reqs: int, num_steps: int, group: GroupSpec, enable_prefix_caching: bool, reports_tokens: bool
+) -> Scheduler:
     """A scheduler whose requests have all been prefilled, of lengths that let them grow in turn."""
     max_model_len = PROMPT_LEN + BLOCK_SIZE + num_steps + 8
     config = SchedulerConfig(
@@ -49,7 +51,8 @@ def start(num_reqs: int, num_steps: int, group: GroupSpec, enable_prefix_caching
     rng = np.random.default_rng(0)
     for idx in range(num_reqs):
         prompt = rng.integers(10, 30_000, PROMPT_LEN + idx % BLOCK_SIZE)
-        scheduler.add_request(Request(f"r{idx}", prompt.astype(np.int32), params))
+        request = Request(f"r{idx}", prompt.astype(np.int32), params, reports_tokens=reports_tokens)
+        scheduler.add_request(request)
     return scheduler
 
 
@@ -81,15 +84,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20, help="runs of 16 steps; the best one counts")
     num_runs = parser.parse_args().runs
     cases = [
-        ("no prefix cache", GroupSpec(BLOCK_SIZE), False),
-        ("prefix cache", GroupSpec(BLOCK_SIZE), True),
-        ("window 128, prefix cache", GroupSpec(BLOCK_SIZE, 128), True),
+        ("no prefix cache", GroupSpec(BLOCK_SIZE), False, False),
+        ("prefix cache", GroupSpec(BLOCK_SIZE), True, False),
+        ("window 128, prefix cache", GroupSpec(BLOCK_SIZE, 128), True, False),
+        ("prefix cache, streamed", GroupSpec(BLOCK_SIZE), True, True),
     ]
     print(f"best of {num_runs} runs of {BLOCK_SIZE} steps, CPU microseconds per step")
     print(f"{'running':>8} {'case':<26} {'schedule':>9} {'update':>9} {'sum':>9}")
     for num_reqs in (1, 64, 256, 1024):
-        for name, group, prefix in cases:
-            scheduler = start(num_reqs, (num_runs + 1) * BLOCK_SIZE, group, prefix)
+        for name, group, prefix, reports_tokens in cases:
+            scheduler = start(num_reqs, (num_runs + 1) * BLOCK_SIZE, group, prefix, reports_tokens)
             schedule_us, update_us = measure(scheduler, num_runs)
             total = schedule_us + update_us
             print(f"{num_reqs:>8} {name:<26} {schedule_us:>9.1f} {update_us:>9.1f} {total:>9.1f}")

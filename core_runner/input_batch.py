@@ -64,6 +64,10 @@ class InputPreparer:
         filled = self._block_tables.check_changes([r.slot for r in so.removed], so.block_updates)
         drafts = _num_draft_tokens(so)
         _check_shapes(so, drafts)
+        if so.is_repeat and not so.is_trusted:
+            raise SchedulerOutputError(
+                "is_repeat is for steps of core_runner's own Scheduler; leave it False"
+            )
         if so.num_reqs:
             self._check_slots(so, prefill_len)
             self._check_counts(so, drafts)
@@ -145,12 +149,14 @@ class InputPreparer:
         num_tokens = so.total_num_tokens if num_tokens_padded is None else num_tokens_padded
         assert max(so.num_reqs, 1) <= num_rows <= self.max_num_reqs
         assert so.total_num_tokens <= num_tokens <= self.max_num_tokens
-        packed = self._pack(so)
         # A steady decode step has the rows of the one before it: the device has them already.
-        if not np.array_equal(packed, self._packed):
-            self._transfer.copy(packed, self.buffers.packed)
-            self._packed = packed
-        return self._batch(so, num_tokens, num_rows, packed)
+        if not so.is_repeat or self._states.poison:
+            packed = self._pack(so)
+            if not np.array_equal(packed, self._packed):
+                assert not so.is_repeat, "a step that is no repetition says it is"
+                self._transfer.copy(packed, self.buffers.packed)
+                self._packed = packed
+        return self._batch(so, num_tokens, num_rows, self._packed)
 
     def _pack(self, so: SchedulerOutput) -> IntArray:
         """The rows of the step, padded to R, as `InputBuffers.packed` holds them."""

@@ -99,9 +99,10 @@ class SchedulerOutput:
     num_computed_tokens: IntArray  # [num_reqs], before this step
     num_draft_tokens: IntArray | None = None  # [num_reqs], within num_scheduled_tokens; None: no drafts
     grammar_bitmask: GrammarBitmask | None = None  # None: no sample of this step is constrained
-    is_trusted: bool = False  # made by `Scheduler`: the runner checks it in poison mode alone
-    # The rows of the step before, all decoding and each one token further; `slots` and `num_scheduled_tokens` are
-    # the same objects, and of the fields above only `block_updates` may hold something.
+    # Both are for `Scheduler`. Trusted: right by construction, so that the runner checks it in poison mode alone.
+    # Repeat: the rows of the step before, each decoding one token further; `slots` and `num_scheduled_tokens` are
+    # the same objects, and beside them only `block_updates` may hold something.
+    is_trusted: bool = False
     is_repeat: bool = False
 
     @classmethod

@@ -101,3 +101,22 @@ def test_removal_admission_blocks_and_row_of_one_slot_in_one_step(
     with pytest.raises(SchedulerOutputError, match="too few blocks"):
         preparer.validate(replace(again, block_updates=[]))
     preparer.validate(step)
+
+
+def test_a_trusted_step_is_checked_in_poison_mode_alone(
+    served: tuple[InputPreparer, SchedulerOutput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparer, step = served
+    bad = replace(step, slots=ints([0, 0]), is_trusted=True)
+    preparer.validate(bad)
+    monkeypatch.setattr(preparer._states, "poison", True)
+    with pytest.raises(SchedulerOutputError, match="slot 0 is scheduled 2 times"):
+        preparer.validate(bad)
+
+
+def test_a_step_of_ones_own_cannot_claim_to_be_a_repetition(
+    served: tuple[InputPreparer, SchedulerOutput],
+) -> None:
+    preparer, step = served
+    with pytest.raises(SchedulerOutputError, match="is_repeat is for steps of core_runner's own Scheduler"):
+        preparer.validate(replace(step, is_repeat=True))

@@ -77,15 +77,32 @@ class SimulatedDevice:
         self.fail_ids: set[str] = set()
         self.num_computed_tokens = 0
         self.removed_reasons: list[str] = []
+        self.last: SchedulerOutput | None = None
         self._rng = random.Random(seed)
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
+        self._check_repeat(output)
         self._apply_removals(output)
         self._apply_admissions(output)
         self._apply_block_updates(output)
         self._check_batch(output)
         return self._run_rows(output)
+
+    def _check_repeat(self, output):
+        last, self.last = self.last, output
+        if output.is_repeat:
+            assert not output.removed
+            assert not output.new_requests
+            assert output.num_draft_tokens is None
+            assert output.slots is last.slots
+            assert output.num_scheduled_tokens is last.num_scheduled_tokens
+            assert (output.num_scheduled_tokens == 1).all()
+            assert (output.num_computed_tokens == last.num_computed_tokens + 1).all()
+            ends = output.num_computed_tokens + 1
+            assert all(
+                self.rows[s].new.prefill_len <= e for s, e in zip(output.slots.tolist(), ends, strict=True)
+            )
 
     def _apply_removals(self, output):
         for removed in output.removed:
