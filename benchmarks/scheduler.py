@@ -1,9 +1,9 @@
 """Host cost of one scheduler step in steady decode: `python benchmarks/scheduler.py`.
 
 Every request decodes one token a step; outputs are made up, and one step is in flight as in the asynchronous
-engine. "streamed": every token is reported, as for a stream or stop strings, not the end alone. Each figure is the best of several runs, a run being the mean over one block's worth of steps, so that
-each running request takes exactly one new block in a run. CPU time is counted, so other work on the machine
-disturbs it little.
+engine. "streamed": every token is reported, as for a stream or stop strings, and not the end alone. Each figure is
+the best of several runs, a run being the mean over one block's worth of steps, so that each running request takes
+exactly one new block in a run. CPU time is counted, so other work on the machine disturbs it little.
 """
 
 from __future__ import annotations
