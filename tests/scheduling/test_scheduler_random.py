@@ -16,8 +16,11 @@ LAYOUTS = {
 }
 
 
-def random_workload(sim, rng, num_requests, length, *, aborts=True):
-    """A callback that adds and aborts at random micro-phases, with shared prefixes, salts and priorities."""
+def random_workload(sim, rng, num_requests, length, *, aborts=True, plain=False):
+    """A callback that adds and aborts at random micro-phases, with shared prefixes, salts and priorities.
+
+    plain: nobody has options for which update() looks at every token.
+    """
     shared = [prompt(rng, length) for _ in range(2)]
     left = list(range(num_requests))
 
@@ -30,8 +33,8 @@ def random_workload(sim, rng, num_requests, length, *, aborts=True):
                 ids,
                 max_tokens=int(rng.integers(1, length // 2)),
                 ignore_eos=bool(rng.random() < 0.5),
-                stop_token_ids=[5] if rng.random() < 0.2 else [],
-                logprobs=1 if rng.random() < 0.3 else None,
+                stop_token_ids=[5] if rng.random() < 0.2 and not plain else [],
+                logprobs=1 if rng.random() < 0.3 and not plain else None,
                 cache_salt=str(rng.integers(2)),
                 priority=int(rng.integers(3)),
             )
@@ -88,3 +91,29 @@ def test_tiny_pool_preempts_and_reuses(depth):
     assert sim.device.removed_reasons.count("preempted") == stats.preemptions
     assert sim.device.removed_reasons.count("finished") == 40
     assert stats.generated_tokens == sum(len(tokens) for tokens in sim.emitted.values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_steady_steps_among_arrivals_aborts_and_preemptions(layout, depth):
+    groups, num_blocks = LAYOUTS[layout]
+    rng = np.random.default_rng([depth, len(groups), *num_blocks])
+    sim = Simulation(groups=groups, num_blocks=num_blocks, seqs=4, budget=64, length=64, depth=depth)
+    execute, repeats = sim.device.execute, []
+
+    def counting(output):
+        repeats.append(output.is_repeat)
+        return execute(output)
+
+    sim.device.execute = counting
+    act, left = random_workload(sim, rng, 20, 64, plain=True)
+
+    def act_now_and_then(phase):
+        if rng.random() < 0.2:
+            act(phase)
+
+    while left:
+        sim.step(act_now_and_then) if sim.is_busy else act("idle")
+    sim.run(act_now_and_then)
+    sim.check_exact()
+    assert sum(repeats) > len(repeats) // 8
