@@ -1,52 +1,118 @@
-"""Decoder layers of transformers' encoder-decoder models on flat tokens, with the weights of the loaded module.
+"""Layers of transformers' encoder-decoder models over flat tokens and pooled encoder outputs.
 
-These models share one layer: self-attention, attention over the encoder's output, two products with an activation
-between them, each with a layer norm before it or after it and a residual around it. The layers here do the same with
-paged self-attention and pooled cross-attention; queries, keys and values are one product.
+These models share their layers: attention of a kind or two, then two products with an activation between them, each
+sublayer with a residual around it and a layer norm before it or after it. What is here computes the same from the
+weights of a loaded module, with fewer passes over memory: queries, keys and values are one product, and a product that
+adds to the residual stream leaves its bias to the next norm (see `kernels/layer_norm.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from model_states.attention import AttentionSpec
-from model_states.components.cross_attention import CrossAttentionLayer
-from model_states.components.paged_attention import AttentionLayer
+from model_states.components.cross_attention import CrossAttention, CrossAttentionLayer, Encoder
+from model_states.components.paged_attention import AttentionLayer, PagedAttention
+from model_states.config import ModelConfig
+from model_states.kernels.layer_norm import layer_norm
 from model_states.kernels.linear import linear
 
 
-class Product(NamedTuple):
-    """One product's weight [out, in] and bias [out]."""
+class Product:
+    """A product of one or several linear modules, whose weights become views of its own, so nothing is kept twice.
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    weight [out, in]; bias [out], or None where no module has one: one that has none counts as zeros beside others.
+    """
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x [n, in] times the weight, plus bias and residual."""
-        return linear(x, self.weight, self.bias, residual=residual)
+    def __init__(self, *modules: nn.Linear) -> None:
+        self.weight, self.bias = modules[0].weight, modules[0].bias
+        if len(modules) > 1:
+            self.weight = nn.Parameter(torch.cat(tuple(m.weight for m in modules)), requires_grad=False)
+            if any(m.bias is not None for m in modules):
+                biases = (m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in modules)
+                self.bias = nn.Parameter(torch.cat(tuple(biases)), requires_grad=False)
+            for module, rows in zip(
+                modules, self.weight.split([len(m.weight) for m in modules]), strict=True
+            ):
+                module.weight = nn.Parameter(rows, requires_grad=False)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, in] times the weight, plus the bias."""
+        return linear(x, self.weight, self.bias)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual [n, out] plus the product, without the bias."""
+        return linear(x, self.weight, residual=residual)
+
+
+class ShiftedNorm:
+    """A layer norm over rows that lack `shift`, fp32 [size]; None lacks nothing."""
+
+    def __init__(self, module: nn.LayerNorm, shift: torch.Tensor | None) -> None:
+        self._module, self._shift = module, shift
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The norm of x [n, size], a new tensor."""
+        module, out = self._module, torch.empty_like(x)
+        layer_norm(x, self._shift, module.weight, module.bias, module.eps, out)
+        return out
+
+
+class _Residuals:
+    """The residual stream of one layer: what goes into each sublayer, and what comes out of it.
+
+    shift: what the stream lacks at the start of the layer; `shift_after` is that at its end.
+    """
+
+    def __init__(
+        self,
+        norms: Sequence[nn.LayerNorm],
+        outputs: Sequence[Product],
+        norm_first: bool,
+        shift: torch.Tensor | None,
+    ) -> None:
+        self._outputs, self._norm_first, self._norms = outputs, norm_first, []
+        for norm, output in zip(norms, outputs, strict=True):
+            bias = None if output.bias is None else output.bias.float()
+            if norm_first:
+                self._norms.append(ShiftedNorm(norm, shift))
+                shift = bias if shift is None else shift if bias is None else shift + bias
+            else:
+                self._norms.append(ShiftedNorm(norm, bias))
+        self.shift_after = shift
+
+    def enter(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """What sublayer `index` is given of the stream x."""
+        return self._norms[index](x) if self._norm_first else x
+
+    def leave(self, index: int, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """The stream after the sublayer, from what its last product is given."""
+        x = self._outputs[index].add_to(x, result)
+        return x if self._norm_first else self._norms[index](x)
 
 
 class CrossDecoderLayer:
-    """One layer: `project` takes what an encoder gave, a call the hidden states of the layer before."""
+    """A decoder layer: `project` takes what an encoder gave, a call the stream after the layer before.
 
-    def __init__(self, module: Any, *, norm_first: bool) -> None:
-        """module: the layer of transformers, whose weights are shared. norm_first: norms come before the sublayers."""
-        self._norm_first = norm_first
+    module: the layer of transformers. norm_first: norms come before the sublayers. shift: `shift_after` of the layer
+    before; the last one's is what the norm behind all layers must add.
+    """
+
+    def __init__(self, module: Any, *, norm_first: bool, shift: torch.Tensor | None = None) -> None:
         inner, outer = module.self_attn, module.encoder_attn
-        self.spec = _spec(inner)
-        self._qkv = fuse_products([inner.q_proj, inner.k_proj, inner.v_proj])
-        self._self_out = fuse_products([inner.out_proj])
-        self._query = fuse_products([outer.q_proj])
-        self._key_value = fuse_products([outer.k_proj, outer.v_proj])
-        self._cross_out = fuse_products([outer.out_proj])
-        self._up, self._down = fuse_products([module.fc1]), fuse_products([module.fc2])
-        self._activation = module.activation_fn
-        self._norms = (module.self_attn_layer_norm, module.encoder_attn_layer_norm, module.final_layer_norm)
+        self.spec = attention_spec(inner)
+        self._qkv = Product(inner.q_proj, inner.k_proj, inner.v_proj)
+        self._query, self._key_value = Product(outer.q_proj), Product(outer.k_proj, outer.v_proj)
+        self._up, self._activation = Product(module.fc1), module.activation_fn
+        outputs = [Product(inner.out_proj), Product(outer.out_proj), Product(module.fc2)]
+        norms = [module.self_attn_layer_norm, module.encoder_attn_layer_norm, module.final_layer_norm]
+        self._stream = _Residuals(norms, outputs, norm_first, shift)
+        self.shift_after = self._stream.shift_after
         self._self_attention: AttentionLayer
         self._cross_attention: CrossAttentionLayer
 
@@ -56,55 +122,84 @@ class CrossDecoderLayer:
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value [n, positions, num_heads, head_size] of an encoder's output [n, positions, hidden_size]."""
-        both = functional.linear(hidden_states, *self._key_value)
+        both = functional.linear(hidden_states, self._key_value.weight, self._key_value.bias)
         key, value = both.view(*both.shape[:2], 2, -1, self.spec.head_size).unbind(2)
         return key, value
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] after this layer."""
-        q, k, v = self._heads(self._qkv(self._before(0, x)), 3)
-        x = self._after(0, self._self_out(self._self_attention(q, k, v).flatten(1), x))
-        (q,) = self._heads(self._query(self._before(1, x)), 1)
-        x = self._after(1, self._cross_out(self._cross_attention(q).flatten(1), x))
-        hidden: torch.Tensor = self._activation(self._up(self._before(2, x)))
-        return self._after(2, self._down(hidden, x))
-
-    def _before(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        return _layer_norm(x, self._norms[index]) if self._norm_first else x
-
-    def _after(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        return x if self._norm_first else _layer_norm(x, self._norms[index])
-
-    def _heads(self, x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-        """`count` tensors [num_tokens, num_heads, head_size] of x [num_tokens, count * hidden_size]."""
-        return x.view(len(x), count, -1, self.spec.head_size).unbind(1)
+        """The stream [num_tokens, hidden_size] after this layer."""
+        stream, size = self._stream, self.spec.head_size
+        q, k, v = self._qkv(stream.enter(0, x)).view(len(x), 3, -1, size).unbind(1)
+        x = stream.leave(0, x, self._self_attention(q, k, v).flatten(1))
+        q = self._query(stream.enter(1, x)).view(len(x), -1, size)
+        x = stream.leave(1, x, self._cross_attention(q).flatten(1))
+        return stream.leave(2, x, self._activation(self._up(stream.enter(2, x))))
 
 
-def fuse_products(modules: Sequence[nn.Linear]) -> Product:
-    """One product for several of one input; the modules' weights become views of it, so nothing is kept twice.
+class EncoderLayer:
+    """An encoder layer, in which every position sees all positions; arguments as for `CrossDecoderLayer`."""
 
-    A module without a bias gets zeros where another has one.
+    def __init__(self, module: Any, *, norm_first: bool, shift: torch.Tensor | None = None) -> None:
+        attention = module.self_attn
+        self._spec = attention_spec(attention)
+        self._qkv = Product(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._up, self._activation = Product(module.fc1), module.activation_fn
+        norms, outputs = (
+            [module.self_attn_layer_norm, module.final_layer_norm],
+            [attention.out_proj, module.fc2],
+        )
+        self._stream = _Residuals(norms, [Product(output) for output in outputs], norm_first, shift)
+        self.shift_after = self._stream.shift_after
+
+    def __call__(self, x: torch.Tensor, num_inputs: int) -> torch.Tensor:
+        """The stream [num_inputs * positions, hidden_size] after this layer."""
+        stream, spec = self._stream, self._spec
+        qkv = self._qkv(stream.enter(0, x)).view(num_inputs, -1, 3, spec.num_heads, spec.head_size)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(q, k, v, scale=spec.scale)
+        x = stream.leave(0, x, seen.transpose(1, 2).reshape(len(x), -1))
+        return stream.leave(1, x, self._activation(self._up(stream.enter(1, x))))
+
+
+class CrossDecoder:
+    """Decoder layers with their state.
+
+    components: self-attention and cross-attention, for the model state. shift: what the stream lacks behind the last
+    layer.
     """
-    if len(modules) == 1:
-        return Product(modules[0].weight, modules[0].bias)
-    weight = torch.cat([module.weight for module in modules])
-    rows = weight.split([len(module.weight) for module in modules])
-    bias = None
-    if any(module.bias is not None for module in modules):
-        bias = torch.cat([_bias(module) for module in modules])
-    for module, part in zip(modules, rows, strict=True):
-        module.weight = nn.Parameter(part, requires_grad=False)
-    return Product(weight, bias)
+
+    def __init__(
+        self, config: ModelConfig, modules: Sequence[Any], encoder: Encoder, *, norm_first: bool
+    ) -> None:
+        """modules: transformers' layers."""
+        self._layers: list[CrossDecoderLayer] = stack_layers(CrossDecoderLayer, modules, norm_first)
+        specs = [layer.spec for layer in self._layers]
+        projections = [layer.project for layer in self._layers]
+        self.self_attention = PagedAttention(config, specs)
+        self.cross_attention = CrossAttention(config, specs[0], encoder, projections)
+        self.components = [self.self_attention, self.cross_attention]
+        state = (self.self_attention.layers, self.cross_attention.layers)
+        for layer, pages, pool in zip(self._layers, *state, strict=True):
+            layer.bind(pages, pool)
+        self.shift = self._layers[-1].shift_after
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The stream [num_tokens, hidden_size] behind all layers."""
+        for layer in self._layers:
+            x = layer(x)
+        return x
 
 
-def _bias(module: nn.Linear) -> torch.Tensor:
-    return module.weight.new_zeros(len(module.weight)) if module.bias is None else module.bias
+def stack_layers(kind: Callable[..., Any], modules: Sequence[Any], norm_first: bool) -> list[Any]:
+    """Layers of one kind, each told what the stream lacks when it comes to it."""
+    layers: list[Any] = []
+    for module in modules:
+        shift = layers[-1].shift_after if layers else None
+        layers.append(kind(module, norm_first=norm_first, shift=shift))
+    return layers
 
 
-def _layer_norm(x: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
-    return functional.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
-
-def _spec(attention: Any) -> AttentionSpec:
-    size = attention.head_dim
-    return AttentionSpec(attention.num_heads, attention.num_heads, size, size, scale=float(size**-0.5))
+def attention_spec(module: Any) -> AttentionSpec:
+    """Heads of transformers' attention module, which shares no keys among them."""
+    size = module.head_dim
+    return AttentionSpec(module.num_heads, module.num_heads, size, size, scale=float(size**-0.5))

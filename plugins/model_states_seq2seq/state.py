@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from model_states import InputBatch, ModelConfig, ModelState
-from model_states.components import PagedAttention
-from model_states.components.cross_attention import ENCODER_OPTIONS, CrossAttention
-from model_states.encoder_decoder import CrossDecoderLayer
+from model_states.components.cross_attention import ENCODER_OPTIONS
+from model_states.encoder_decoder import CrossDecoder
 from model_states.loading import load_transformers_model
 from model_states_seq2seq.encoder import TextEncoder
 
@@ -40,31 +39,19 @@ class TextToTextState(ModelState):
         self._embed, self._embed_position = decoder.embed_tokens, decoder.embed_positions
         self._norm = decoder.layernorm_embedding
         self._head, self._logits_bias = model.lm_head, model.final_logits_bias[0].to(config.dtype)
-        self._layers = [CrossDecoderLayer(layer, norm_first=False) for layer in decoder.layers]
         self.vocab_size = self._head.weight.shape[0]
-        self.encoder = TextEncoder(
-            model.model.encoder, model.config.max_position_embeddings, self.vocab_size, config.device
-        )
-        specs = [layer.spec for layer in self._layers]
-        self_attention = PagedAttention(config, specs)
-        self.cross_attention = CrossAttention(
-            config, specs[0], self.encoder, [layer.project for layer in self._layers]
-        )
-        for layer, pages, pool in zip(
-            self._layers, self_attention.layers, self.cross_attention.layers, strict=True
-        ):
-            layer.bind(pages, pool)
-        self.components = [self_attention, self.cross_attention]
+        longest = model.config.max_position_embeddings
+        self.encoder = TextEncoder(model.model.encoder, longest, self.vocab_size, config.device)
+        self._decoder = CrossDecoder(config, decoder.layers, self.encoder, norm_first=False)
+        self.components = self._decoder.components
+        self.cross_attention = self._decoder.cross_attention
 
     @torch.inference_mode()
     def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
         """Hidden states [num_tokens_padded, hidden_size] of the batch's flat tokens."""
         positions = batch.positions + self._embed_position.offset
         embedded = self._embed(batch.input_ids) + self._embed_position.weight[positions]
-        x: torch.Tensor = self._norm(embedded)
-        for layer in self._layers:
-            x = layer(x)
-        return x
+        return self._decoder(self._norm(embedded))
 
     @torch.inference_mode()
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

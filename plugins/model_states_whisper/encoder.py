@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from model_states.components.cross_attention import content_key
+from model_states.encoder_decoder import EncoderLayer, ShiftedNorm, stack_layers
 from model_states.staged import HostToDevice
 from model_states_whisper.features import FeatureConfig, LogMel
 
@@ -21,7 +23,7 @@ _HELP = (
 
 
 class SpeechEncoder:
-    """transformers' encoder behind the features. An input has one of
+    """The encoder's layers behind the features. An input has one of
 
     input_features: float [feature_size, frames], at most `num_frames`; what is missing is zeros, as in transformers.
     audio: float [n], samples in [-1, 1] at `sampling_rate`, at most `num_samples`; what is missing is silence.
@@ -30,10 +32,14 @@ class SpeechEncoder:
     """
 
     def __init__(
-        self, module: torch.nn.Module, features: FeatureConfig, dtype: torch.dtype, device: torch.device
+        self, module: Any, features: FeatureConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.module, self.features = module, features
-        self.max_positions = features.num_frames // 2
+        """module: transformers' encoder, whose weights are shared."""
+        self._convolutions = (module.conv1, module.conv2)
+        self._position_embedding = module.embed_positions.weight
+        self._layers: list[EncoderLayer] = stack_layers(EncoderLayer, module.layers, True)
+        self._norm = ShiftedNorm(module.layer_norm, self._layers[-1].shift_after)
+        self.features, self.max_positions = features, features.num_frames // 2
         self._dtype, self._device = dtype, device
         self._log_mel = LogMel(features, device)
         self._transfer = HostToDevice(device)
@@ -71,10 +77,15 @@ class SpeechEncoder:
                 self._write(values, batch[row])
         return self.forward(batch.to(self._dtype))
 
+    @torch.inference_mode()
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, max_positions, hidden_size] of features [n, feature_size, num_frames]."""
-        hidden_states: torch.Tensor = self.module(features).last_hidden_state
-        return hidden_states
+        for convolution in self._convolutions:
+            features = functional.gelu(convolution(features))
+        x = (features.transpose(1, 2) + self._position_embedding).flatten(0, 1)
+        for layer in self._layers:
+            x = layer(x, len(features))
+        return self._norm(x).view(len(features), self.max_positions, -1)
 
     def _zeros(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.float32, device=self._device)

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from model_states import CheckpointConfig, InputBatch, LogitsProcessor, ModelConfig, ModelState, hookimpl
-from model_states.components import PagedAttention
-from model_states.components.cross_attention import ENCODER_OPTIONS, CrossAttention
-from model_states.encoder_decoder import CrossDecoderLayer
+from model_states.components.cross_attention import ENCODER_OPTIONS
+from model_states.encoder_decoder import CrossDecoder, ShiftedNorm
 from model_states.loading import load_transformers_model
 from model_states_whisper.encoder import SpeechEncoder
 from model_states_whisper.features import load_feature_config
@@ -39,27 +38,15 @@ class WhisperState(ModelState):
             config, attn_implementation="sdpa", model_class=WhisperForConditionalGeneration
         )
         decoder = model.model.decoder
-        self._embedding, self._norm, self._head = (
-            decoder.embed_tokens.weight,
-            decoder.layer_norm,
-            model.proj_out,
-        )
+        self._embedding, self._head = decoder.embed_tokens.weight, model.proj_out
         self._position_embedding = decoder.embed_positions.weight
         self._embedding_scale = float(decoder.embed_scale)
-        self._layers = [CrossDecoderLayer(layer, norm_first=True) for layer in decoder.layers]
-        self.encoder = SpeechEncoder(
-            model.model.encoder, load_feature_config(config.checkpoint), config.dtype, config.device
-        )
-        specs = [layer.spec for layer in self._layers]
-        self_attention = PagedAttention(config, specs)
-        self.cross_attention = CrossAttention(
-            config, specs[0], self.encoder, [layer.project for layer in self._layers]
-        )
-        for layer, pages, pool in zip(
-            self._layers, self_attention.layers, self.cross_attention.layers, strict=True
-        ):
-            layer.bind(pages, pool)
-        self.components = [self_attention, self.cross_attention]
+        features = load_feature_config(config.checkpoint)
+        self.encoder = SpeechEncoder(model.model.encoder, features, config.dtype, config.device)
+        self._decoder = CrossDecoder(config, decoder.layers, self.encoder, norm_first=True)
+        self._norm = ShiftedNorm(decoder.layer_norm, self._decoder.shift)
+        self.components = self._decoder.components
+        self.cross_attention = self._decoder.cross_attention
         self.vocab_size = self._head.weight.shape[0]
         self.tokens = WhisperTokens.load(config.checkpoint)
 
@@ -79,11 +66,7 @@ class WhisperState(ModelState):
         x = self._embedding[batch.input_ids]
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
-        x = x + self._position_embedding[batch.positions]
-        for layer in self._layers:
-            x = layer(x)
-        normed: torch.Tensor = self._norm(x)
-        return normed
+        return self._norm(self._decoder(x + self._position_embedding[batch.positions]))
 
     @torch.inference_mode()
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
