@@ -126,6 +126,12 @@ class Engine:
                 request.input_keys = self.runner.hooks.input_keys(request)
             except ValueError as error:
                 raise RequestError(f"request {request.req_id!r}: {error}") from error
+        state = self.runner.model_state
+        if request.num_restored_tokens and "restore" not in state.capabilities:
+            raise RequestError(
+                f"request {request.req_id!r} brings the state after its first {request.num_restored_tokens} tokens, "
+                f"which model state {state.name!r} cannot take over; give the tokens alone"
+            )
 
     def _require_grammars(self) -> Grammars:
         if self.grammars is None:

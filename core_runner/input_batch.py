@@ -187,6 +187,7 @@ class InputPreparer:
             cu_num_logits_np=cu_num_logits_np,
             max_query_len=int(so.num_scheduled_tokens.max(initial=0)),
             max_seq_len=int(seq_lens.max(initial=0)),
+            slot_tables=self._block_tables.tensors,
             **self.buffers.views(num_tokens, num_rows, num_logits),
         )
 

@@ -143,6 +143,12 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def num_restored_tokens(self) -> int:
+        """Leading prompt tokens whose state a model input brings: one that says so by an attribute of this name."""
+        inputs = self.model_inputs.values()
+        return max((int(getattr(value, "num_restored_tokens", 0)) for value in inputs), default=0)
+
+    @property
     def prompt_id(self) -> str:
         """Name of the prompt, which its completions share."""
         return self.req_id if self.group is None else self.group.req_id

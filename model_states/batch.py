@@ -86,6 +86,8 @@ class InputBatch:
     # constrained rows, which come after the forward.
     sampling_variant: str | None = None
     grammar_mask: GrammarMask | None = None
+    # Per cache group, int32 [R + 1, max_blocks]: slot -> block ids, as they are when the step's hooks are called.
+    slot_tables: tuple[torch.Tensor, ...] = ()
 
     @property
     def num_logits(self) -> int:

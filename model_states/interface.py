@@ -21,6 +21,7 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "prefix_cache": "a prompt may start after tokens that another request computed",
     "speculation": "several tokens of a row may be computed and some of them rejected",
     "graphs": "a step may be recorded as a CUDA graph and replayed",
+    "restore": "a request may bring the state after its first tokens, which are then not computed",
 }
 
 # Hooks that are called between the preparation of a step's inputs and its end.

@@ -84,8 +84,15 @@ class CacheManager:
             request.group.is_computed = True
 
     def get_hit(self, request: Request) -> PrefixHit:
-        """Longest prefix of the known tokens that is in every group's cache; nothing changes."""
-        return self._prefix.find(request) if self.is_cacheable(request) else self._prefix.no_hit
+        """Longest prefix of the known tokens that is in every group's cache, or that the request brings the state of;
+        nothing changes.
+        """
+        hit = self._prefix.find(request) if self.is_cacheable(request) else self._prefix.no_hit
+        restored = request.num_restored_tokens if request.model_inputs else 0
+        if hit.num_tokens < restored <= request.max_hit_len:
+            # Its last block is a new one, which the model state fills.
+            hit = PrefixHit(restored, tuple([0] * g.spec.num_unseen_blocks(restored) for g in self.groups))
+        return hit
 
     def can_admit(self, num_tokens: int, hit: PrefixHit, headroom: int) -> bool:
         """Whether the whole prefill fits now, with `headroom` blocks left over in each group.

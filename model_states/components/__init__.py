@@ -2,5 +2,13 @@
 
 from model_states.components.paged_attention import AttentionLayer, PagedAttention
 from model_states.components.recurrent_state import RecurrentLayer, RecurrentState
+from model_states.components.saved_state import SavedState, StateKeeper
 
-__all__ = ["AttentionLayer", "PagedAttention", "RecurrentLayer", "RecurrentState"]
+__all__ = [
+    "AttentionLayer",
+    "PagedAttention",
+    "RecurrentLayer",
+    "RecurrentState",
+    "SavedState",
+    "StateKeeper",
+]

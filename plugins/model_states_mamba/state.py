@@ -42,7 +42,9 @@ class MambaState(ModelState):
     name: ClassVar[str] = "mamba"
     api_version: ClassVar[int] = 1
     architectures: ClassVar[tuple[str, ...]] = ARCHITECTURES
-    capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache", "graphs"})
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"chunked_prefill", "prefix_cache", "graphs", "restore"}
+    )
     options: ClassVar[Mapping[str, str]] = STATE_OPTIONS
 
     def __init__(self, config: ModelConfig) -> None:
@@ -59,7 +61,8 @@ class MambaState(ModelState):
         mixers = replace_mixers(model)
         if not mixers:
             raise UnsupportedModelError(f"{self.model.architecture} has no mixer that this model state knows")
-        recurrent = RecurrentState(config, [mixer.state_tensors(config) for mixer in mixers])
+        tensors = [mixer.state_tensors(config) for mixer in mixers]
+        recurrent = RecurrentState(config, tensors, can_restore=not calls)
         for mixer, layer in zip(mixers, recurrent.layers, strict=True):
             mixer.layer = layer
         self.components: list[Component] = [recurrent]

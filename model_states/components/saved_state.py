@@ -1,0 +1,86 @@
+"""Recurrent state outside of an engine: kept when a request ends, saved to a file, brought along by another request.
+
+    keeper = StateKeeper()
+    output = llm.generate({"prompt_token_ids": ids, "model_inputs": {"keep_state": keeper}}, params)[0]
+    state = keeper.take([*ids, *output.outputs[0].token_ids])
+    state.save("conversation.safetensors")
+    other.generate(SavedState.load("conversation.safetensors").prompt(next_ids), params)
+
+Only what is behind the state's last token is computed again. A model with attention layers needs their keys and values
+too, and refuses both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_TOKENS = "token_ids"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedState:
+    """The state after `token_ids`. tensors: "layer.tensor" -> its state [*shape], on the CPU."""
+
+    token_ids: list[int]
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def num_restored_tokens(self) -> int:
+        """Tokens that a request with this state need not compute."""
+        return len(self.token_ids)
+
+    def prompt(self, next_token_ids: Sequence[int]) -> dict[str, Any]:
+        """A prompt for `LLM.generate`: the state's tokens and at least one more."""
+        return {
+            "prompt_token_ids": [*self.token_ids, *next_token_ids],
+            "model_inputs": {"recurrent_state": self},
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file."""
+        from safetensors.torch import save_file
+
+        save_file({_TOKENS: torch.tensor(self.token_ids), **self.tensors}, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SavedState:
+        """Read what `save` wrote."""
+        from safetensors.torch import load_file
+
+        tensors = load_file(path)
+        return cls(tensors.pop(_TOKENS).tolist(), tensors)
+
+
+class StateKeeper:
+    """Takes the state of a request when it ends; a request names it as model input "keep_state".
+
+    Used by several requests, it holds what the last of them left. The state stays on the device until it is taken.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[int, Mapping[str, torch.Tensor]] | None = None
+
+    def keep(self, num_tokens: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """For the component: the state after so many tokens."""
+        self._kept = (num_tokens, tensors)
+
+    def take(self, token_ids: Sequence[int]) -> SavedState:
+        """The state, given all tokens of the request, prompt and output; nothing is kept any more.
+
+        Raises `ValueError` where none was kept, or where the engine had gone on past these tokens when the request
+        was found to have ended (a stop id is read a step late).
+        """
+        if self._kept is None:
+            raise ValueError("no state was kept: the request has not ended, or its model keeps none")
+        (num_tokens, tensors), self._kept = self._kept, None
+        if num_tokens > len(token_ids):
+            raise ValueError(
+                f"the state covers {num_tokens} tokens, {num_tokens - len(token_ids)} more than the request gave out; "
+                "use async_scheduling=False to keep states of requests that end at a stop id"
+            )
+        return SavedState(list(token_ids[:num_tokens]), {name: t.cpu() for name, t in tensors.items()})
