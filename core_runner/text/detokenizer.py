@@ -116,6 +116,8 @@ class IncrementalDetokenizer:
         self._pending = self._pending[count:]
 
     def _decode(self, token_ids: list[int]) -> str:
+        if len(token_ids) == 1:
+            return self._tokenizer.decode_one(token_ids[0], skip_special_tokens=self._skip)
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
 
     def _emit(self, delta: str) -> str:

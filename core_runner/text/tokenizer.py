@@ -18,6 +18,7 @@ class Tokenizer:
         self.hf = hf
         self.name = name or str(getattr(hf, "name_or_path", ""))
         self.skipped_ids = _skipped_ids(hf)
+        self._texts: tuple[dict[int, str], dict[int, str]] = ({}, {})
 
     def __len__(self) -> int:
         """Ids that the tokenizer knows; a model's vocabulary may be padded beyond it."""
@@ -90,6 +91,14 @@ class Tokenizer:
         text: str = self.hf.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
+        return text
+
+    def decode_one(self, token_id: int, *, skip_special_tokens: bool = False) -> str:
+        """`decode([token_id])`, which is remembered: a stream asks for it at nearly every token."""
+        texts = self._texts[skip_special_tokens]
+        text = texts.get(token_id)
+        if text is None:
+            text = texts[token_id] = self.decode([token_id], skip_special_tokens=skip_special_tokens)
         return text
 
     def piece(self, token_id: int) -> str | None:
