@@ -12,6 +12,7 @@ import offline
 import profile_step
 import pytest
 import startup
+import transcription
 from ablation_variants import VARIANTS
 from step_profile import CLASSES
 from workloads import SMALL_WORKLOADS
@@ -40,6 +41,16 @@ def test_offline_beside_transformers(run_small) -> None:
     assert found["transformers generate", "W2"] == found["core-runner", "W2"]
     assert found["transformers continuous batching", "W3"] == found["core-runner", "W3"]
     assert ("transformers generate", "W3") not in found
+
+
+def test_transcription_beside_transformers(run_small, capsys) -> None:
+    report = run_small(transcription, "--peers", "--repeats", "2")
+    found = {(r["engine"], r["windows"]): r for r in report["results"]}
+    assert set(found) == {(e, w) for e in ("core-runner", "transformers generate") for w in (3, 1)}
+    for (_, windows), result in found.items():
+        assert result["tokens"] == windows * 5
+        assert result["speed"] == pytest.approx(windows * 30 * 2 / sum(result["seconds"]))
+    assert "windows at once" in capsys.readouterr().out
 
 
 def test_arrivals(run_small) -> None:
