@@ -6,6 +6,7 @@ does not clamp time steps that a finite `time_step_limit` clamps elsewhere); tha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from model_states_mamba.kernels.selective_scan import SelectiveInputs, Selective
 from model_states_mamba.kernels.ssd_scan import SsdWeights, ssd_scan
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, ABC):
     """Takes the place of one mixer of a transformers model; `layer` is its state, set once pools are declared."""
 
     layer: RecurrentLayer
@@ -59,11 +60,13 @@ class Mixer(nn.Module):
         )
         return out
 
+    @abstractmethod
     def _ssm_shape(self) -> tuple[int, ...]:
-        raise NotImplementedError
+        """Shape of one request's state behind the convolution."""
 
+    @abstractmethod
     def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """[num_tokens, hidden] to [num_tokens, hidden]."""
 
 
 def _projection(module: Any) -> Projection:

@@ -6,10 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
+# The plugins that come with this distribution, as MODEL_STATES_DISABLE takes them.
+BUNDLED = ",".join(
+    tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"][
+        "model_states"
+    ]
+)
 
 
 def plugin_source(name: str, architecture: str, body: str = "") -> str:

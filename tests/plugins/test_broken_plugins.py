@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plugin_distributions import install, plugin_source, run_json, run_python
+from plugin_distributions import BUNDLED, install, plugin_source, run_json, run_python
 
 HALF_WAY = """
 from model_states import hookimpl
@@ -117,7 +117,7 @@ def install_three(site, source, value):
 def test_broken_plugin_is_a_row_and_the_others_work(tmp_path, variant):
     source, value, reason = VARIANTS[variant]
     install_three(tmp_path, source, value)
-    seen = run_json(tmp_path, SCRIPT, MODEL_STATES_DISABLE="decoder")
+    seen = run_json(tmp_path, SCRIPT, MODEL_STATES_DISABLE=BUNDLED)
     assert seen["selected"] == ["good1", "good2"]
     assert seen["classes"] == ["good1", "good2"]
     distribution, version, status, error = seen["rows"]["broken"]
@@ -156,7 +156,7 @@ def test_a_malformed_entry_points_file_is_a_row_of_its_own(tmp_path):
     )
     (tmp_path / "foreign-1.0.dist-info").mkdir()
     (tmp_path / "foreign-1.0.dist-info" / "entry_points.txt").write_text("[other]\nno equals sign\n")
-    seen = run_json(tmp_path, SCRIPT, MODEL_STATES_DISABLE="decoder")
+    seen = run_json(tmp_path, SCRIPT, MODEL_STATES_DISABLE=BUNDLED)
     assert seen["selected"] == ["good1", "good2"]
     broken = [row for row in seen["rows"].values() if row[2] == "broken"]
     assert [row[0] for row in broken] == ["dist-broken"]
