@@ -4,8 +4,8 @@
 
 Each run is a process of its own. *Ready* is `LLM(...)` with `record_graphs_at_start`; *first tokens* is the first
 batch of full width after it (256 requests, 128 in, 8 out), which compiles and records what is left, and *again* is
-the same batch once more. Within both, *weights* is the time in the model's loader, which imports transformers,
-*kernels* that of Triton's compiler (or of its cache), and *graphs* that of recordings.
+the same batch once more. Within both, *imports* is the time in modules that are first needed there, *weights* that in
+the model's loader, *kernels* that of Triton's compiler (or of its cache), and *graphs* that of recordings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _STARTED = time.perf_counter()  # before torch is imported
@@ -39,7 +41,7 @@ class Phases:
     """Seconds of each part so far; what runs inside another part counts for itself alone."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PARTS[1:-1], 0.0)
+        self.seconds = dict.fromkeys(PARTS[:-1], 0.0)
         self.num_compiled = self.num_graphs = 0
 
     @contextmanager
@@ -53,7 +55,7 @@ class Phases:
             self.seconds[name] += time.perf_counter() - started - inner
 
     def watch(self) -> None:
-        """Time the loader, Triton's compiler and recordings from now on, to the end of the process."""
+        """Time modules, the loader, Triton's compiler and recordings, to the end of the process."""
         load = runner_module.load_model_state
 
         def timed_load(*args: Any) -> Any:
@@ -61,6 +63,13 @@ class Phases:
                 return load(*args)
 
         runner_module.load_model_state = timed_load
+        execute = SourceFileLoader.exec_module
+
+        def timed_execute(loader: SourceFileLoader, module: ModuleType) -> None:
+            with self.part("imports"):
+                execute(loader, module)
+
+        SourceFileLoader.exec_module = timed_execute  # type: ignore[method-assign]
         self._watch_triton()
         self._watch_graphs()
 
@@ -115,7 +124,7 @@ def measure_here(args: argparse.Namespace) -> dict[str, Any]:
         "first_tokens_s": first,
         "again_s": again,
         "ready_parts_s": {**at_ready, "rest": ready - sum(at_ready.values())},
-        "parts_s": {"imports": imports, **phases.seconds, "rest": rest},
+        "parts_s": {**phases.seconds, "imports": imports + phases.seconds["imports"], "rest": rest},
         "kernels_compiled": phases.num_compiled,
         "graphs_recorded": phases.num_graphs,
     }
@@ -148,7 +157,7 @@ def show(report: Report) -> None:
     """Cold and warm beside each other."""
     starts = report["starts"]
     rows = [[name, *(start[name] for start in starts.values())] for name in ("imports_s", "ready_s")]
-    rows += [[f"  of it {part}", *(s["ready_parts_s"][part] for s in starts.values())] for part in PARTS[1:]]
+    rows += [[f"  of it {part}", *(s["ready_parts_s"][part] for s in starts.values())] for part in PARTS]
     others = ("first_tokens_s", "again_s", "kernels_compiled", "graphs_recorded")
     rows += [[name, *(start[name] for start in starts.values())] for name in others]
     show_table("seconds", ["", *starts], rows)
