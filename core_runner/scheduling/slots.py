@@ -30,6 +30,8 @@ class SlotTable:
         self.is_running_np = np.zeros(max_num_reqs, np.bool_)
         # Rows that update() must look at one by one: own stop ids, or logprobs to hand out.
         self.needs_check_np = np.zeros(max_num_reqs, np.bool_)
+        # Rows that one of the model's end ids ends.
+        self.ends_at_eos_np = np.zeros(max_num_reqs, np.bool_)
         # Rows whose every token is reported.
         self.reports_np = np.zeros(max_num_reqs, np.bool_)
         # Rows that must not run ahead of a token that is not known.
@@ -75,6 +77,7 @@ class SlotTable:
             or request.sampling_params.logprobs is not None
             or request.constraint is not None
         )
+        self.ends_at_eos_np[slot] = not request.sampling_params.ignore_eos
         self.reports_np[slot] = request.reports_tokens
         self.is_running_np[slot] = True
         self.requests_np[slot] = request

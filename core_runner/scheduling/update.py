@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from core_runner.allowed_ids import explain_failed_row
 from core_runner.request import FinishReason, Request, RequestStatus, TokenLogprobs
-from core_runner.scheduling.output import Logprobs, ModelRunnerOutput
+from core_runner.scheduling.output import IntArray, Logprobs, ModelRunnerOutput
 from core_runner.scheduling.slots import SlotTable
 from core_runner.scheduling.step import RequestUpdate, ScheduledStep
 
@@ -30,7 +30,11 @@ class StepResults:
     def apply(self, step: ScheduledStep, output: ModelRunnerOutput) -> tuple[list[RequestUpdate], Ended]:
         """Updates of requests that end or have their tokens reported, and those that end; these hold their slots."""
         slots = step.output.slots
-        if step.is_plain and step.num_changes == self._slots.num_changes and not self._may_end(output):
+        if (
+            step.is_plain
+            and step.num_changes == self._slots.num_changes
+            and not self._any_ends(slots, output)
+        ):
             self._slots.num_in_flight_np[slots] -= 1
             return self._take_plain_rows(step, output, None), []
         # A slot given up since the step was scheduled may have another owner now: look at such rows alone.
@@ -50,10 +54,15 @@ class StepResults:
                 self._take_row(request, output, row, updates, ended)
         return updates, ended
 
-    def _may_end(self, output: ModelRunnerOutput) -> bool:
-        """Whether a row failed or sampled an end id."""
+    def _any_ends(self, slots: IntArray, output: ModelRunnerOutput) -> bool:
+        """Whether one of these live rows failed or sampled an end id."""
+        return bool(output.failed.any() or self._find_eos(slots, output).any())
+
+    def _find_eos(self, slots: IntArray, output: ModelRunnerOutput) -> npt.NDArray[np.bool_]:
+        """Rows that end with one of the model's end ids, [num_reqs]."""
         is_eos = self._is_eos.take(output.sampled_token_ids[:, 0], mode="clip")
-        return bool(is_eos.any() or output.failed.any())
+        # Few steps hold an end id at all.
+        return is_eos & self._slots.ends_at_eos_np[slots] if is_eos.any() else is_eos
 
     def _take_plain_rows(
         self, step: ScheduledStep, output: ModelRunnerOutput, rows: npt.NDArray[np.intp] | None
@@ -94,7 +103,7 @@ class StepResults:
         """Rows that may end, or that bring anything but one plain token, [num_reqs]."""
         table, slots = self._slots, step.output.slots
         careful: npt.NDArray[np.bool_] = ~is_live | output.failed | (output.num_sampled != 1)
-        careful |= self._is_eos.take(output.sampled_token_ids[:, 0], mode="clip")
+        careful |= self._find_eos(slots, output)
         careful |= table.needs_check_np[slots] | (table.num_known_np[slots] + 1 >= table.max_total_np[slots])
         return careful
 

@@ -36,7 +36,7 @@ def test_many_requests_through_few_slots(max_steps_in_flight: int, tmp_path: Pat
         device_memory.append(torch.cuda.memory_allocated())
     # Products are summed in another order in a batch of another size, which turns a tie once in a while.
     assert load.num_different <= NUM_ROUNDS * ROUND // 1000
-    assert load.most_running == 256
+    assert load.most_running > 200
     assert load.num_aborted > 20 * NUM_ROUNDS
     assert max(memory[1:]) - min(memory[1:]) < ROUND // 5, memory
     # Steps of a size that has not come before are still recorded, each in a graph of its own.
