@@ -170,7 +170,7 @@ def add_norm_triton(
 
 def launch_shape(num_rows: int, size: int) -> tuple[int, int]:
     """(rows, warps) of a program."""
-    return 1, max(1, min(16, size // 256))
+    return 1, max(1, min(16, next_power_of_2(size) // 256))
 
 
 def add_norm(

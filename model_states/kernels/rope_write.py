@@ -13,9 +13,9 @@ rotary_dim entries by the angle of row r = positions[t] (or t, without positions
     x[a(i)] := x[a(i)] * cos[r, i] - x[b(i)] * sin[r, i]
     x[b(i)] := x[b(i)] * cos[r, i] + x[a(i)] * sin[r, i]
 
-with a(i), b(i) = i, i + rotary_dim / 2, or 2 i, 2 i + 1 where the pairs are interleaved. Every product and every sum is
-rounded, as they are in a model of separate operations. The caches are [num_blocks, block_size, num_kv_heads,
-head_size(_v)], contiguous; tokens of slot mapping -1 are not written.
+with a(i), b(i) = i, i + rotary_dim / 2, or 2 i, 2 i + 1 where the pairs are interleaved. Products are rounded to the
+tables' dtype and sums to qkv's, as they are in a model of separate operations. The caches are [num_blocks, block_size,
+num_kv_heads, head_size(_v)], contiguous; tokens of slot mapping -1 are not written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HeadLayout:
 
 
 class Rotary(NamedTuple):
-    """Tables of a rotary embedding: cos and sin [num_rows, rotary_dim / 2], last axis contiguous.
+    """Tables of a rotary embedding: cos and sin [num_rows, rotary_dim / 2], last axis contiguous, in x's dtype or fp32.
 
     positions int64 [num_tokens] gives the row of each token; None: token t has row t.
     """
@@ -79,7 +79,7 @@ def rotate_torch(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     else:
         a, b = turned[..., :half], turned[..., half:]
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-    return torch.cat((turned, rest), -1)
+    return torch.cat((turned.to(x.dtype), rest), -1)
 
 
 def rope_write_torch(
@@ -157,8 +157,9 @@ def _write_heads(
     if ROTARY_DIM > 0:
         c = tl.load(cos + i, mask=is_pair, other=0.0).to(tl.float32)
         s = tl.load(sin + i, mask=is_pair, other=0.0).to(tl.float32)
-        ac, bs = (a * c).to(dtype).to(tl.float32), (b * s).to(dtype).to(tl.float32)
-        bc, as_ = (b * c).to(dtype).to(tl.float32), (a * s).to(dtype).to(tl.float32)
+        exact: tl.constexpr = cos.dtype.element_ty
+        ac, bs = (a * c).to(exact).to(tl.float32), (b * s).to(exact).to(tl.float32)
+        bc, as_ = (b * c).to(exact).to(tl.float32), (a * s).to(exact).to(tl.float32)
         a, b = ac - bs, bc + as_
     out: tl.constexpr = target.dtype.element_ty
     tl.store(target + at_a, a.to(dtype).to(out), mask=valid & is_pair)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 ON_GPU = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "block_size": 16}
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma3", "olmo2", "granite", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma3", "olmo2", "granite"])
 def test_close_to_transformers_modules(name: str, tmp_path: Path) -> None:
     # Small weights: the tiny models' own are made to blow differences up.
     save_tiny(name, tmp_path, initializer_range=0.05)
@@ -24,15 +24,16 @@ def test_close_to_transformers_modules(name: str, tmp_path: Path) -> None:
     assert float((got - expected).norm() / expected.norm()) < 2e-2
 
 
-@pytest.mark.parametrize(("num_tokens", "at_most"), [(40, 9), (4, 7)])
+@pytest.mark.parametrize(("num_tokens", "at_most"), [(40, 11), (4, 9)])
 def test_kernels_of_a_layer(num_tokens: int, at_most: int, tmp_path: Path) -> None:
+    """Attention's are among them: those of decode rows, of prefills, and the joining of split caches."""
     counts = []
     for layers in (2, 6):
         save_tiny("qwen3", tmp_path / str(layers), num_hidden_layers=layers)
         state = load_state(tmp_path / str(layers), **ON_GPU)
-        hidden_states(state, (num_tokens, 1))  # compiles
+        hidden_states(state, (num_tokens,))  # compiles
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             hidden_states(state, (num_tokens,))
-        counts.append(sum("Memcpy" not in e.name and "Memset" not in e.name for e in profile.events()))
-    # A prefill launches both of the attention's kernels, and a split cache a third.
-    assert (counts[1] - counts[0]) / 4 <= at_most + 2
+        on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        counts.append(sum("Mem" not in event.name for event in on_gpu))
+    assert 4 < (counts[1] - counts[0]) / 4 <= at_most

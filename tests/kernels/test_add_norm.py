@@ -77,3 +77,11 @@ def test_a_row_may_be_normed_in_place(device: torch.device) -> None:
 def test_no_rows(device: torch.device) -> None:
     x = torch.empty(0, 16, device=device)
     add_norm.add_norm_triton(x, x, None, _norm(16, torch.float32, device, True), 1.0, x)
+
+
+@pytest.mark.parametrize("size", [8, 576, 1024, 3072, 5120, 12288, 32768])
+def test_launches_of_any_size_are_valid(size: int) -> None:
+    for num_rows in (1, 256, 8192):
+        rows, num_warps = add_norm.launch_shape(num_rows, size)
+        assert rows.bit_count() == num_warps.bit_count() == 1
+        assert 1 <= num_warps <= 16

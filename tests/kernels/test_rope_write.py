@@ -37,7 +37,10 @@ def _case(
         rows = 40 if positions else NUM_TOKENS
         angles = torch.randn(rows, rotary_dim // 2, device=device)
         at = torch.tensor([39, 0, 7, 8, 0], device=device) if positions else None
-        rotary = Rotary(angles.cos().to(dtype), angles.sin().to(dtype), at, options.get("interleaved", False))
+        tables = torch.float32 if options.get("wide_tables") else dtype
+        rotary = Rotary(
+            angles.cos().to(tables), angles.sin().to(tables), at, options.get("interleaved", False)
+        )
     slot_mapping = torch.tensor(SLOTS, device=device)
     return wide[:, : sum(heads.sizes)], heads, *norms, rotary, slot_mapping
 
@@ -60,7 +63,7 @@ def _run(op: Any, case: tuple[Any, ...], *shape: Any) -> list[torch.Tensor]:
         (HeadLayout(4, 2, 16, 16), 16, {"norms": True}),
         (HeadLayout(3, 1, 10, 6), 10, {}),
         (HeadLayout(3, 3, 12, 12), 6, {"norms": True, "positions": True}),
-        (HeadLayout(4, 2, 8, 8), 4, {"interleaved": True, "positions": True}),
+        (HeadLayout(4, 2, 8, 8), 4, {"interleaved": True, "positions": True, "wide_tables": True}),
         (HeadLayout(5, 5, 14, 14), 0, {"norms": True}),
         (HeadLayout(2, 1, 6, 10), 0, {}),
     ],
@@ -81,15 +84,19 @@ def test_kernel_equals_twin(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounds_like_separate_operations(dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("wide_tables", [False, True])
+def test_rounds_like_separate_operations(wide_tables: bool, dtype: torch.dtype, device: torch.device) -> None:
     heads = HeadLayout(4, 2, 16, 16)
-    case = _case(dtype, device, heads, 16, False, norms=True)
+    case = _case(dtype, device, heads, 16, False, norms=True, wide_tables=wide_tables)
     qkv, _, q_norm, _, rotary, _ = case
     q = rms_norm_torch(qkv[:, :64].reshape(NUM_TOKENS, 4, 16), q_norm)
     cos, sin = (torch.cat((table, table), -1)[:, None] for table in (rotary.cos, rotary.sin))
-    turned = q * cos + torch.cat((-q[..., 8:], q[..., :8]), -1) * sin
+    turned = (q * cos + torch.cat((-q[..., 8:], q[..., :8]), -1) * sin).to(dtype)
     got = _run(rope_write.rope_write, case)[0].view_as(turned)
-    torch.testing.assert_close(got, turned, rtol=0, atol=1e-6 if dtype == torch.float32 else 0)
+    if dtype == torch.float32:
+        torch.testing.assert_close(got, turned, rtol=1e-6, atol=1e-6)
+    else:  # a norm's last bit may round the other way; a rounding left out shows in half of the numbers
+        assert float((got != turned).float().mean()) < (0.02 if qkv.is_cuda else 1e-9)
 
 
 def test_no_tokens(device: torch.device) -> None:
