@@ -19,6 +19,7 @@ from model_states.errors import CapabilityError
 from model_states.hookspecs import hookimpl
 from model_states.interface import Component
 from model_states.kernels.cross_attention import CrossRows, cross_attention, scratch_size
+from model_states.kernels.write_entries import write_entries
 from model_states.staged import HostToDevice, StagedTensor
 
 logger = logging.getLogger(__name__)
@@ -84,8 +85,8 @@ class CrossAttentionLayer:
 
     def write(self, entries: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write key and value [n, num_positions, num_kv_heads, head_size] to entries int64 [n]."""
-        for pool, part in ((self.key_pool, key), (self.value_pool, value)):
-            pool[:, :, : part.shape[1]].index_copy_(0, entries, part.transpose(1, 2))
+        write_entries(self.key_pool, entries, key)
+        write_entries(self.value_pool, entries, value)
 
 
 class CrossAttention(Component):

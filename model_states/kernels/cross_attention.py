@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
 _TILE = 16  # queries of a program; the least that a tensor core takes
@@ -163,7 +164,11 @@ def _cross_attention_kernel(
     BLOCK_D: tl.constexpr,
     SEARCHED: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     head, part = tl.program_id(1), tl.program_id(2)
     m, d = tl.arange(0, TILE), tl.arange(0, BLOCK_D)
     if ONE_QUERY:
@@ -229,9 +234,18 @@ def _cross_attention_kernel(
 
 @triton.jit
 def _join_kernel(
-    out, scratch, parts, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr
+    out,
+    scratch,
+    parts,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """Program i joins the parts of (row, head) number i."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     i = tl.program_id(0).to(tl.int64)
     p, d = tl.arange(0, PARTS), tl.arange(0, BLOCK_D)
     cells = scratch + (i * parts + p) * (HEAD_SIZE + 2)
@@ -280,10 +294,16 @@ def cross_attention_triton(
         PRECISION="ieee" if is_wide else "tf32",
         num_warps=4,
         num_stages=3,
+        **programmatic_launch(query),
     )
     if parts > 1:
         _join_kernel[(num_rows * num_heads,)](
-            out, scratch, parts, HEAD_SIZE=head_size, BLOCK_D=block_d, PARTS=MAX_PARTS, num_warps=1
+            *(out, scratch, parts),
+            HEAD_SIZE=head_size,
+            BLOCK_D=block_d,
+            PARTS=MAX_PARTS,
+            num_warps=1,
+            **programmatic_launch(query),
         )
 
 

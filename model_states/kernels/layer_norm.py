@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
 MAX_SIZE = 32768  # a program holds a row
@@ -46,17 +47,23 @@ def _layer_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_SHIFT: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    if PDL:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < SIZE
-    y = tl.load(x + row * row_stride + cols, mask=inside, other=0.0).to(tl.float32)
-    if HAS_SHIFT:
-        y += tl.load(shift + cols, mask=inside, other=0.0)
-    centred = tl.where(inside, y - tl.sum(y, 0) / SIZE, 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, 0) / SIZE + eps)
     w = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(bias + cols, mask=inside, other=0.0).to(tl.float32)
+    added = tl.zeros([BLOCK], tl.float32)
+    if HAS_SHIFT:
+        added = tl.load(shift + cols, mask=inside, other=0.0)
+    if PDL:
+        gdc_wait()
+    y = tl.load(x + row * row_stride + cols, mask=inside, other=0.0).to(tl.float32) + added
+    centred = tl.where(inside, y - tl.sum(y, 0) / SIZE, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 0) / SIZE + eps)
     tl.store(out + row * SIZE + cols, (centred * scale * w + b).to(out.dtype.element_ty), mask=inside)
 
 
@@ -77,6 +84,7 @@ def layer_norm_triton(
         BLOCK=block,
         HAS_SHIFT=shift is not None,
         num_warps=min(max(block // 512, 1), 8),
+        **programmatic_launch(x),
     )
 
 

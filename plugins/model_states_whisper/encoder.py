@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 from torch.nn import functional
 
 from model_states.components.cross_attention import content_key
@@ -20,6 +21,22 @@ _HELP = (
     "give model_inputs={'input_features': log-mel features [bands, frames]} or {'audio': samples [n] at %d Hz}, "
     "and if wanted a 'key' that names their content"
 )
+
+
+class _Convolution:
+    """A convolution over time as one product, in fp32 where its input is: on a GPU torch's own would round to less."""
+
+    def __init__(self, module: nn.Conv1d) -> None:
+        self._taps, self._stride = module.kernel_size[0], module.stride[0]
+        self._padding = int(module.padding[0])
+        self._weight = module.weight.transpose(1, 2).flatten(1)  # [out, taps * in]
+        self._bias = module.bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, frames, in] to [n, frames / stride, out]."""
+        padded = functional.pad(x, (0, 0, self._padding, self._padding))
+        windows = padded.unfold(1, self._taps, self._stride).transpose(2, 3)
+        return functional.linear(windows.flatten(2), self._weight, self._bias)
 
 
 class SpeechEncoder:
@@ -35,7 +52,7 @@ class SpeechEncoder:
         self, module: Any, features: FeatureConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
         """module: transformers' encoder, whose weights are shared."""
-        self._convolutions = (module.conv1, module.conv2)
+        self._convolutions = [_Convolution(module.conv1), _Convolution(module.conv2)]
         self._position_embedding = module.embed_positions.weight
         self._layers: list[EncoderLayer] = stack_layers(EncoderLayer, module.layers, True)
         self._norm = ShiftedNorm(module.layer_norm, self._layers[-1].shift_after)
@@ -80,9 +97,10 @@ class SpeechEncoder:
     @torch.inference_mode()
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, max_positions, hidden_size] of features [n, feature_size, num_frames]."""
+        x = features.transpose(1, 2)
         for convolution in self._convolutions:
-            features = functional.gelu(convolution(features))
-        x = (features.transpose(1, 2) + self._position_embedding).flatten(0, 1)
+            x = functional.gelu(convolution(x))
+        x = (x + self._position_embedding).flatten(0, 1)
         for layer in self._layers:
             x = layer(x, len(features))
         return self._norm(x).view(len(features), self.max_positions, -1)

@@ -9,7 +9,8 @@ import torch
 
 from model_states import CheckpointConfig, InputBatch, LogitsProcessor, ModelConfig, ModelState, hookimpl
 from model_states.components.cross_attention import ENCODER_OPTIONS
-from model_states.encoder_decoder import CrossDecoder, ShiftedNorm
+from model_states.encoder_decoder import CrossDecoder, ShiftedNorm, pad_rows
+from model_states.kernels.linear import linear
 from model_states.loading import load_transformers_model
 from model_states_whisper.encoder import SpeechEncoder
 from model_states_whisper.features import load_feature_config
@@ -38,7 +39,11 @@ class WhisperState(ModelState):
             config, attn_implementation="sdpa", model_class=WhisperForConditionalGeneration
         )
         decoder = model.model.decoder
-        self._embedding, self._head = decoder.embed_tokens.weight, model.proj_out
+        self.vocab_size = len(model.proj_out.weight)
+        self._head = pad_rows(model.proj_out.weight)
+        self._embedding = decoder.embed_tokens.weight
+        if self._embedding is model.proj_out.weight:
+            self._embedding = self._head[: self.vocab_size]
         self._position_embedding = decoder.embed_positions.weight
         self._embedding_scale = float(decoder.embed_scale)
         features = load_feature_config(config.checkpoint)
@@ -47,7 +52,6 @@ class WhisperState(ModelState):
         self._norm = ShiftedNorm(decoder.layer_norm, self._decoder.shift)
         self.components = self._decoder.components
         self.cross_attention = self._decoder.cross_attention
-        self.vocab_size = self._head.weight.shape[0]
         self.tokens = WhisperTokens.load(config.checkpoint)
 
     @classmethod
@@ -70,6 +74,5 @@ class WhisperState(ModelState):
 
     @torch.inference_mode()
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Logits [n, vocab_size] of hidden states [n, hidden_size]."""
-        logits: torch.Tensor = self._head(hidden_states)
-        return logits
+        """Logits [n, vocab_size or a few more] of hidden states [n, hidden_size]."""
+        return linear(hidden_states, self._head)
