@@ -1,0 +1,102 @@
+"""Encoder-decoder models on a GPU: tokens equal to transformers', in recorded steps that never wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.drained import Drained
+from support.encoder_decoder import ask, encoder_runs, features, reference, save_speech_model, save_text_model
+from support.reference import assert_exact
+
+from core_runner import SamplingParams
+
+pytestmark = pytest.mark.gpu
+MAX_TOKENS = 16
+OPTIONS = {"device": "cuda", "block_size": 16, "max_num_reqs": 4, "max_num_batched_tokens": 23}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2)
+# (what is read, decoder prompt)
+SPEECH = [(seed, [3, *range(5, 5 + length)]) for seed, length in enumerate((0, 3, 9, 22, 5))]
+TEXTS = [([7 * i % 199 + 4 for i in range(length)], [3, 9, length]) for length in (1, 32, 7, 20, 11)]
+
+
+def _read(text: list[int], prompt: list[int]) -> dict[str, Any]:
+    return {"prompt_token_ids": prompt, "model_inputs": {"encoder_input_ids": text}}
+
+
+def _check(llm: Any, prompts: list[Any], references: list[Any], params: SamplingParams = GREEDY) -> None:
+    skipped = 0
+    for _ in range(3):  # cold, warm, and with every shape recorded
+        for output, expected in zip(llm.generate(prompts, params), references, strict=True):
+            skipped += assert_exact(output.outputs[0], expected)
+    assert skipped <= MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    "params", [GREEDY, SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)]
+)
+def test_speech_equals_transformers_generate(
+    params: SamplingParams, tmp_path: Path, drained: Drained
+) -> None:
+    model = save_speech_model(tmp_path)
+    references = [
+        reference(model, prompt, MAX_TOKENS, input_features=torch.from_numpy(features(seed))[None])
+        for seed, prompt in SPEECH
+    ]
+    llm = drained(str(tmp_path), probe=ask(99, [3, 5]), dtype="float32", num_blocks=13, **OPTIONS)
+    before = encoder_runs(llm)
+    _check(llm, [ask(*case) for case in SPEECH], references, params)
+    assert encoder_runs(llm) - before >= len(SPEECH)
+
+
+def test_text_equals_transformers_generate(tmp_path: Path, drained: Drained) -> None:
+    model = save_text_model(tmp_path)
+    references = []
+    for text, prompt in TEXTS:
+        ids = torch.tensor([text])
+        references.append(
+            reference(model, prompt, MAX_TOKENS, input_ids=ids, attention_mask=torch.ones_like(ids))
+        )
+    llm = drained(str(tmp_path), probe=_read([9, 8, 7], [3, 5]), dtype="float32", **OPTIONS)
+    _check(llm, [_read(*case) for case in TEXTS], references)
+
+
+def test_steps_with_new_audio_never_synchronise(tmp_path: Path, drained: Drained) -> None:
+    generation = {"no_timestamps_token_id": 120, "suppress_tokens": [5, 9], "begin_suppress_tokens": [7]}
+    save_speech_model(tmp_path, **generation)
+    llm = drained(str(tmp_path), probe=ask(99, [3, 5]), poison=False, **OPTIONS)
+    rules = SamplingParams(temperature=0.0, max_tokens=8, logits_processors={"whisper": {"timestamps": True}})
+    plain = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    runner, count = llm.engine.runner, 20
+
+    def prompts(first: int) -> list[Any]:
+        on_device = [torch.from_numpy(features(seed)).cuda() for seed in range(first, first + count)]
+        asked = [ask(first + seed, [3, 4]) for seed in range(count)]
+        for prompt, tensor in zip(asked[::2], on_device[::2], strict=True):
+            prompt["model_inputs"] = {"input_features": tensor}
+        return asked
+
+    def strict(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return function(*args)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return call
+
+    for first in (100, 200, 300):  # loading and recording kernels synchronises
+        llm.generate(prompts(first), [plain] * (count // 2) + [rules] * (count // 2))
+    execute, sample = runner.execute_model, runner.sample_tokens
+    runner.execute_model, runner.sample_tokens = strict(execute), strict(sample)
+    before, steps = encoder_runs(llm), llm.stats().step_ways.get("step graph", 0)
+    try:
+        llm.generate(prompts(400), [plain] * (count // 2) + [rules] * (count // 2))
+    finally:
+        runner.execute_model, runner.sample_tokens = execute, sample
+    assert encoder_runs(llm) - before == count
+    assert llm.stats().step_ways["step graph"] > steps
