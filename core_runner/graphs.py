@@ -118,7 +118,7 @@ class StepGraphs:
         """max_num_reqs, max_num_tokens: R and T. recorder: None runs everything eagerly."""
         self._recorder = recorder
         self._max_num_reqs = max_num_reqs
-        self._max_num_tokens = max_num_tokens
+        self.max_num_tokens = max_num_tokens
         small = [rows for rows in (1, 2, 4, 8, 16) if rows < max_num_reqs]
         self.decode_rows = [*small, *range(32, max_num_reqs, 32), max_num_reqs]
         self._graphs: dict[tuple[str, StepShape, str], RecordedGraph] = {}
@@ -144,7 +144,7 @@ class StepGraphs:
             return self.decode_shape(step.num_reqs)
         num_tokens = _round_up(step.total_num_tokens)
         num_rows = max(1 << (step.num_reqs - 1).bit_length(), _LEAST_MIXED_ROWS)
-        num_tokens = min(num_tokens, self._max_num_tokens)
+        num_tokens = min(num_tokens, self.max_num_tokens)
         return StepShape(num_tokens, min(num_rows, self._max_num_reqs), num_tokens)
 
     def decode_shape(self, num_reqs: int) -> StepShape:

@@ -51,6 +51,11 @@ class InputPreparer:
             device,
         )
 
+    @property
+    def num_groups(self) -> int:
+        """Cache groups."""
+        return self._block_tables.num_groups
+
     def validate(self, scheduler_output: SchedulerOutput) -> None:
         """Raise `SchedulerOutputError` for a step that breaks a rule; changes nothing, so a caller may go on.
 

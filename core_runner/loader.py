@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from threading import Thread
 from typing import Any
 
 import torch
@@ -22,10 +23,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Progress | None) -> ModelState:
     """Choose the model state for `config.model` and load it."""
+    device = pick_device(config.device)
+    Thread(target=_wake, args=(device,), daemon=True).start()
     model = config.model or str(plugins.default_embedded_model())
     checkpoint = load_checkpoint_config(model, trust_remote_code=config.trust_remote_code)
     state_class = plugins.select(checkpoint, config.model_state)
-    device = pick_device(config.device)
     model_config = ModelConfig(
         checkpoint=checkpoint,
         device=device,
@@ -50,6 +52,11 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
         model_config.max_model_len,
     )
     return plugins.construct(state_class, model_config)
+
+
+def _wake(device: torch.device) -> None:
+    """Start the device's context, which takes a second or two, while this process imports what models need."""
+    torch.empty(1, device=device)
 
 
 def _check_options(config: RunnerConfig, state_class: type[ModelState]) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from core_runner.block_tables import BlockTables
 from core_runner.cache_sizes import choose_num_blocks
 from core_runner.config import RunnerConfig
 from core_runner.errors import SchedulerOutputError
-from core_runner.graphs import CudaRecorder, StepGraphs, StepShape
+from core_runner.graphs import CudaRecorder, StepGraphs
 from core_runner.input_batch import InputPreparer
 from core_runner.loader import Progress, load_model_state, use_graphs
 from core_runner.prompt_logprobs import PromptScorer, ScoredTokens
@@ -29,9 +29,10 @@ from core_runner.scheduling.output import (
     RemovedRequest,
     SchedulerOutput,
 )
+from core_runner.step_launcher import StepLauncher
 from core_runner.structured.step_masks import StepMasks
 from model_states import Caches, Component, InputBatch, PluginManager, SamplerOutput, bind
-from model_states.interface import may_record_step
+from model_states.kernels.compile_ahead import can_compile_ahead
 from model_states.loading import load_generation_config
 
 
@@ -87,15 +88,19 @@ class ModelRunner:
         self._build_sampling()
         recorder = CudaRecorder(self.device) if use_graphs(config, self.model_state) else None
         self.graphs = StepGraphs(config.max_num_reqs, config.max_num_batched_tokens, recorder)
-        self._records_hooks = all(map(may_record_step, implementations))
+        self.launcher = StepLauncher(
+            self.model_state, self.hooks, implementations, self.inputs, self.sampler, self.graphs
+        )
         self._copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._num_rejected = torch.zeros(config.max_num_reqs, dtype=torch.int32, device=self.device)
         self._pending: _Pending | None = None
         self._last_output: AsyncOutput | None = None
+        self.hooks.init_caches({g.name: g.allocate(2, self.device) for g in self.cache_groups})
+        if self.device.type == "cuda" and self.model_state.compiles_ahead and can_compile_ahead():
+            self.launcher.compile_kernels()
         self.num_blocks, self.caches = self._build_caches()
         self.block_tables.num_blocks = self.num_blocks
         if config.record_graphs_at_start and self.graphs.enabled:
-            self._record_decode_graphs(progress)
+            self.launcher.record_decode_graphs(progress)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
@@ -112,10 +117,13 @@ class ModelRunner:
         self._apply_changes(scheduler_output)
         if not scheduler_output.num_reqs:
             return
-        shape = self.graphs.shape(scheduler_output)
-        self._pending = self._launch(
-            self._begin(scheduler_output, shape), shape, scheduler_output.grammar_bitmask
-        )
+        shape, bitmask = self.graphs.shape(scheduler_output), scheduler_output.grammar_bitmask
+        if self._last_output is not None:
+            self._last_output.release()
+        batch = self.launcher.begin(scheduler_output, shape)
+        self.hooks.run_encoder(batch)
+        samples = bitmask is None and batch.num_logits > 0 and not self.prompt_scorer.has_wishes
+        self._pending = _Pending(batch, *self.launcher.run(batch, shape, samples=samples), bitmask)
 
     @torch.inference_mode()
     def sample_tokens(self) -> AsyncOutput | None:
@@ -130,9 +138,9 @@ class ModelRunner:
             # Only now: the device has the forward to do while the host fills the masks.
             if bitmask is not None:
                 batch.grammar_mask = self.step_masks.to_device(bitmask, batch)
-            sampled = self._sample(batch, hidden_states, batch.num_logits)
+            sampled = self.launcher.sample(batch, hidden_states, batch.num_logits)
             output = self._start_copy(batch, sampled, scored)
-            self._post_update(batch, sampled)
+            self.launcher.post_update(batch, sampled)
             return output
         return self._start_copy(batch, sampled, None)
 
@@ -144,86 +152,12 @@ class ModelRunner:
             SchedulerOutput.empty(len(self.cache_groups), [RemovedRequest(slot, "aborted") for slot in held])
         )
 
-    def _begin(self, step: SchedulerOutput, shape: StepShape | None) -> InputBatch:
-        """The step's batch, its host part on the way to the device and nothing launched."""
-        if self._last_output is not None and self._last_output.copied is not None:
-            # What the last step sampled is overwritten only when it has been copied, which it has long been.
-            torch.cuda.current_stream(self.device).wait_event(self._last_output.copied)
-        if shape is None:
-            return self.inputs.begin(step)
-        batch = self.inputs.begin(step, shape.num_tokens, shape.num_reqs)
-        # A graph's launches are sized once, for any lengths.
-        batch.max_query_len, batch.max_seq_len = shape.max_query_len, self.max_model_len
-        return batch
-
-    def _launch(self, batch: InputBatch, shape: StepShape | None, bitmask: GrammarBitmask | None) -> _Pending:
-        self.hooks.run_encoder(batch)
-        variant = None if shape is None else self._graph_variant(batch, bitmask)
-        return _Pending(batch, *self._run(batch, shape, variant), bitmask)
-
-    def _run(
-        self, batch: InputBatch, shape: StepShape | None, variant: str | None
-    ) -> tuple[torch.Tensor, SamplerOutput | None]:
-        """As much of the step as one graph can hold: all of it, or the forward alone."""
-        if shape is None or variant is None:
-            return self._forward(batch, shape), None
-        batch.sampling_variant = variant
-        return self.graphs.run("step", shape, variant, lambda: self._whole_step(batch))
-
-    def _graph_variant(self, batch: InputBatch, bitmask: GrammarBitmask | None) -> str | None:
-        """Which launches the step's sampling makes; None where it must follow the forward eagerly."""
-        common = bitmask is None and batch.num_logits > 0 and not self.prompt_scorer.has_wishes
-        return self._sampling_variant(batch) if common and self._records_hooks else None
-
-    def _whole_step(self, batch: InputBatch) -> tuple[torch.Tensor, SamplerOutput]:
-        """Everything between two steps' host work; launches that depend on the batch's sizes alone."""
-        hidden_states = self._forward(batch, None)
-        sampled = self._sample(batch, hidden_states, len(batch.logits_indices))
-        self._post_update(batch, sampled)
-        return hidden_states, sampled
-
-    def _forward(self, batch: InputBatch, shape: StepShape | None) -> torch.Tensor:
-        """Hidden states of the step, the model's part as a graph where a shape is given."""
-        hooks = self.hooks
-        self.inputs.fill(batch)
-        hooks.preprocess_state(batch)
-        hooks.prepare_attn(batch)
-        inputs = hooks.prepare_inputs(batch)
-        if shape is None:
-            hidden_states = self.model_state.forward(batch, **inputs)
-        else:
-            hidden_states = self.graphs.run(
-                "forward", shape, "", lambda: self.model_state.forward(batch, **inputs)
-            )
-        hooks.after_forward(batch, hidden_states)
-        return hidden_states
-
-    def _sample(self, batch: InputBatch, hidden_states: torch.Tensor, num_logits: int) -> SamplerOutput:
-        logits = self.model_state.compute_logits(hidden_states[batch.logits_indices[:num_logits]])
-        return self.sampler.sample(logits, batch)
-
-    def _post_update(self, batch: InputBatch, sampled: SamplerOutput) -> None:
-        num_sampled, num_rejected = batch.cu_num_logits.diff(), self._num_rejected[: len(batch.idx_mapping)]
-        self.inputs.post_update(batch, sampled.token_ids, num_sampled, num_rejected)
-        self.hooks.postprocess_state(batch, num_sampled, num_rejected)
-
     def _start_copy(
         self, batch: InputBatch, sampled: SamplerOutput, scored: ScoredTokens | None
     ) -> AsyncOutput:
         max_sampled = self.config.num_draft_tokens + 1
         self._last_output = AsyncOutput(batch, sampled, max_sampled, self._copy_stream, scored)
         return self._last_output
-
-    @torch.inference_mode()
-    def _record_decode_graphs(self, progress: Progress | None) -> None:
-        """Run decode steps of padding alone, which change nothing; the largest first: its memory serves the others."""
-        sizes = self.graphs.decode_rows[::-1]
-        for done, num_rows in enumerate(sizes, start=1):
-            shape = self.graphs.decode_shape(num_rows)
-            batch = self._begin(SchedulerOutput.empty(len(self.cache_groups)), shape)
-            self._run(batch, shape, self._sampling_variant(batch) if self._records_hooks else None)
-            if progress is not None:
-                progress("graphs", done, len(sizes))
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
         """Removals, then admissions, then block tables; each staged on the host and written by one kernel."""
@@ -275,9 +209,6 @@ class ModelRunner:
         self.sampler = self.hooks.custom_sampler(
             DefaultSampler(self.sampler_states, vocab_size, self.processors)
         )
-        self._sampling_variant: Callable[[InputBatch], str | None] = getattr(
-            self.sampler, "graph_variant", lambda batch: None
-        )
         self.prompt_scorer = PromptScorer(
             self.model_state, config.prompt_logprobs_bytes, config.max_num_batched_tokens
         )
@@ -287,38 +218,17 @@ class ModelRunner:
     def _build_caches(self) -> tuple[list[int], Caches]:
         """Size the caches by what a full step leaves free, then allocate them."""
         config, groups = self.config, self.cache_groups
-        self.hooks.init_caches({g.name: g.allocate(2, self.device) for g in groups})
         if self._copy_stream is None:
             free_bytes = config.cpu_cache_bytes
         else:
             total = torch.cuda.get_device_properties(self.device).total_memory
-            free_bytes = int(total * config.gpu_memory_utilization) - self._peak_bytes()
+            max_num_logits = config.max_num_reqs * (config.num_draft_tokens + 1)
+            used = self.launcher.peak_bytes(max_num_logits, config.prompt_logprobs_bytes)
+            free_bytes = int(total * config.gpu_memory_utilization) - used
         num_blocks = choose_num_blocks(config, groups, self.max_model_len, free_bytes)
         caches = {g.name: g.allocate(n, self.device) for g, n in zip(groups, num_blocks, strict=True)}
         self.hooks.init_caches(caches)
         return num_blocks, caches
-
-    @torch.inference_mode()
-    def _peak_bytes(self) -> int:
-        """Device memory in use, by anybody, at the height of the largest step; a step of padding alone shows it."""
-        config = self.config
-        torch.cuda.reset_peak_memory_stats(self.device)
-        batch = self.inputs.prepare(
-            SchedulerOutput.empty(len(self.cache_groups)),
-            num_tokens_padded=config.max_num_batched_tokens,
-            num_reqs_padded=config.max_num_reqs,
-        )
-        self.hooks.prepare_attn(batch)
-        inputs = self.hooks.prepare_dummy_inputs(config.max_num_reqs, config.max_num_batched_tokens)
-        hidden_states = self.model_state.forward(batch, **inputs)
-        rows = min(config.max_num_reqs * (config.num_draft_tokens + 1), len(hidden_states))
-        logits = self.model_state.compute_logits(hidden_states[:rows])
-        # The sampler works on an fp32 copy or two of the logits; prompts are scored before it.
-        sampler_bytes = max(2 * 4 * logits.numel(), config.prompt_logprobs_bytes)
-        torch.cuda.synchronize(self.device)
-        free, total = torch.cuda.mem_get_info(self.device)
-        others = total - free - torch.cuda.memory_reserved(self.device)
-        return others + torch.cuda.max_memory_allocated(self.device) + sampler_bytes
 
     def _poison_new_blocks(self, group: int, update: BlockUpdate, admitted: Sequence[NewRequest]) -> None:
         """Debug mode: NaN in every handed-out block that holds no cached prefix, so that a stale read is loud."""

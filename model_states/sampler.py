@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -28,11 +28,6 @@ class SamplerOutput:
 class Sampler(Protocol):
     """Turns logits into ids. A replacement keeps to three rules: no host synchronisation, no dependence of one
     row's result on another row, and the same ids for the same (logits, slot parameters, position).
-
-    One that can be a part of a CUDA graph also has `graph_variant(batch) -> str | None`: a name for the launches
-    that `sample` makes for this batch, if they are the same for every batch of that name and number of rows and read
-    what differs from device buffers; None where they are not. The name comes back as `batch.sampling_variant`, and
-    then decides alone. Without it, sampling follows the graph eagerly.
     """
 
     def sample(self, logits: torch.Tensor, batch: InputBatch) -> SamplerOutput:
@@ -40,4 +35,21 @@ class Sampler(Protocol):
 
         Row i belongs to slot `batch.expanded_idx_mapping[i]` and to the token at `batch.logits_indices[i]`; the
         id sampled for it will have position `batch.positions[batch.logits_indices[i]] + 1`.
+        """
+
+
+@runtime_checkable
+class GraphSampler(Sampler, Protocol):
+    """A sampler that can be a part of a step's graph; any other follows the graph of the forward eagerly.
+
+    graph_variants: every name that `graph_variant` may give.
+    """
+
+    graph_variants: tuple[str, ...]
+
+    def graph_variant(self, batch: InputBatch) -> str | None:
+        """A name for the launches that `sample` makes for this batch; None where no graph can hold them.
+
+        Batches of one name and number of rows have the same launches, which read what differs from device buffers.
+        The name comes back as `batch.sampling_variant`, and then decides alone.
         """

@@ -32,6 +32,8 @@ class DefaultSampler:
     after them, which are never read. processors: what plugins brought to change logits, None for nothing.
     """
 
+    graph_variants = ("plain", "filtered")
+
     def __init__(
         self, states: SamplerStates, vocab_size: int, processors: SlotProcessors | None = None
     ) -> None:

@@ -58,6 +58,7 @@ class DecoderState(ModelState):
     architectures: ClassVar[tuple[str, ...]] = TESTED_ARCHITECTURES
     fallback: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache", "graphs"})
+    compiles_ahead: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig) -> None:
         """Load the checkpoint, find its attention layers and bind them to the paged caches.
