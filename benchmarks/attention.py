@@ -44,7 +44,8 @@ from model_states.kernels.paged_attention_decode import (
     DecodeConfig,
     decode_config,
     paged_attention_decode_triton,
-    scratch_size,
+    scratch_sizes,
+    short_query_len,
 )
 from model_states.kernels.paged_attention_prefill import (
     PrefillConfig,
@@ -158,37 +159,45 @@ def write_cache_rates(device: torch.device) -> list[dict[str, Any]]:
 
 def decode_configs(rows: Rows) -> Iterable[DecodeConfig]:
     """Other cuts of a decode step."""
-    base = decode_config(len(rows), SPEC, max(s for _, s in rows), 2)
-    splits = sorted(
-        {1, base.num_splits, max(1, base.num_splits // 2), base.num_splits * 2, base.num_splits * 4}
-    )
-    for num_splits, block_n, warps, stages in itertools.product(splits, (32, 64, 128), (2, 4, 8), (3, 5)):
-        yield DecodeConfig(num_splits, min(base.min_split, 256), block_n, warps, stages)
+    base = decode_config(len(rows), SPEC, 2)
+    budgets, parts = (base.budget // 2, base.budget, base.budget * 2), (32, 64, 128, 256, 512)
+    for budget, min_part, block_n, warps, stages in itertools.product(
+        budgets, parts, (16, 32, 64), (1, 2, 4), (2, 3, 4)
+    ):
+        if min_part >= block_n:
+            yield DecodeConfig(budget, min_part, block_n, warps, stages)
 
 
 def prefill_configs() -> Iterable[PrefillConfig]:
     """Other cuts of a prefill step."""
-    for m, n, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 5)):
-        yield PrefillConfig(m, n, warps, stages)
+    for m, n, warps, stages in itertools.product((64, 128), (16, 32, 64, 128), (4, 8), (2, 3, 4)):
+        # 168 or 128 registers let one program of 4 or 8 warps more run on a multiprocessor.
+        for max_registers in (None, 168 if warps == 4 else 128):
+            yield PrefillConfig(m, n, warps, stages, max_registers)
 
 
 def sweep(device: torch.device) -> list[dict[str, Any]]:
     """The five best cuts of some steps; a cut that the GPU cannot hold is left out."""
     results = []
-    for name in ("decode 1 x 2048", "decode 256 x 256", "decode 256 x 2048", "decode 256 x 256..2041"):
-        rows, _ = steps()[name]
-        inputs = make_inputs(rows, SPEC, torch.bfloat16, device, layers_for(rows))
+    for name in ("decode 1 x 512", "decode 16 x 1024", "decode 256 x 256", "decode 256 x 256..2041"):
+        rows, bound = steps()[name]
+        inputs = make_inputs(rows, SPEC, torch.bfloat16, device, layers_for(rows), bound)
         out = torch.empty_like(inputs.query)
         for config in decode_configs(rows):
-            scratch = torch.empty(scratch_size(len(rows), SPEC, config), device=device)
-            results.append(tried(name, inputs, config, out, paged_attention_decode_triton, scratch))
+            size, counters = scratch_sizes(inputs.metadata, SPEC, config)
+            scratch = (
+                torch.empty(size, device=device),
+                torch.zeros(counters, dtype=torch.int32, device=device),
+            )
+            results.append(tried(name, inputs, config, out, paged_attention_decode_triton, config, *scratch))
         del inputs
-    for name in ("prefill 8 x 1024", "prefill 1 x 8192", "prefill 4 x 512 after 4096"):
-        rows, _ = steps()[name]
-        inputs = make_inputs(rows, SPEC, torch.bfloat16, device, 1)
+    for name in ("prefill 64 x 128", "prefill 8 x 1024", "prefill 1 x 8192", "prefill 4 x 512 after 4096"):
+        rows, bound = steps()[name]
+        inputs = make_inputs(rows, SPEC, torch.bfloat16, device, 4, bound)
+        short = short_query_len(SPEC, decode_config(len(rows), SPEC, 2))
         for config in prefill_configs():
             out = torch.empty_like(inputs.query)
-            results.append(tried(name, inputs, config, out, paged_attention_prefill_triton))
+            results.append(tried(name, inputs, config, out, paged_attention_prefill_triton, short, config))
     results = sorted((r for r in results if r), key=lambda r: (r["step"], r["us"]))
     return [r for _, rs in itertools.groupby(results, lambda r: r["step"]) for r in list(rs)[:5]]
 
@@ -199,12 +208,12 @@ def tried(
     config: DecodeConfig | PrefillConfig,
     out: torch.Tensor,
     op: Callable[..., None],
-    *scratch: torch.Tensor,
+    *arguments: Any,
 ) -> dict[str, Any]:
     """One cut's time, or nothing when it needs more shared memory or registers than there are."""
 
     def attend(query: torch.Tensor, *rest: Any) -> None:
-        op(out, query, *rest, None, *scratch, config)
+        op(out, query, *rest, None, *arguments)
 
     try:
         return {"step": name, "us": seconds_per_layer(inputs, attend) * 1e6} | asdict(config)

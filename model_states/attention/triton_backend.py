@@ -10,7 +10,8 @@ from model_states.attention.interface import AttentionMetadata, AttentionSpec
 from model_states.kernels.paged_attention_decode import (
     decode_config,
     paged_attention_decode_triton,
-    scratch_size,
+    scratch_sizes,
+    short_query_len,
 )
 from model_states.kernels.paged_attention_prefill import paged_attention_prefill_triton, prefill_config
 from model_states.kernels.write_cache import write_cache_triton
@@ -20,19 +21,23 @@ _MAX_HEAD_SIZE = 256
 # Where the value is a part of the key: of the value, and of the rest of the key.
 _MAX_SHARED_SIZE, _MAX_REST = 512, 128
 
+_Scratch = tuple[torch.Tensor, torch.Tensor]  # of the decode kernel: parts, and counters of them
+
 
 class TritonAttention:
-    """Rows of one query go to the split-KV decode kernel, longer ones to the varlen kernel, in the same step.
+    """Rows of few queries go to the split-KV decode kernel, longer ones to the prefill kernel, in the same step.
 
     Both are launched over padded sizes and take every length from the device, so a step can be captured and
-    replayed with other lengths, as long as max_query_len and the padded sizes are those of the capture.
+    replayed with other lengths, as long as max_query_len and the padded sizes are those of the capture. In a
+    captured step the two run side by side.
     """
 
     name = "triton"
 
     def __init__(self) -> None:
-        self._scratch: dict[torch.device, torch.Tensor] = {}
-        self._outgrown: list[torch.Tensor] = []
+        self._scratch: dict[torch.device, _Scratch] = {}
+        self._outgrown: list[_Scratch] = []
+        self._beside: dict[torch.device, torch.cuda.Stream] = {}
 
     def unsupported(
         self, spec: AttentionSpec, block_size: int, dtype: torch.dtype, device: torch.device
@@ -72,26 +77,49 @@ class TritonAttention:
         """See `AttentionBackend.attend`. Padding tokens get zeros."""
         query = _last_axis_contiguous(query)
         out = query.new_empty(query.shape[0], spec.num_heads, spec.head_size_v)
-        num_reqs, itemsize = metadata.seq_lens.shape[0], key_cache.element_size()
+        itemsize = key_cache.element_size()
+        config = decode_config(metadata.seq_lens.shape[0], spec, itemsize)
+        short = short_query_len(spec, config)
         step = (out, query, key_cache, value_cache, metadata, spec, sinks)
-        if metadata.max_query_len > 1:
-            paged_attention_prefill_triton(*step, prefill_config(metadata.max_query_len, spec, itemsize))
-        config = decode_config(num_reqs, spec, metadata.max_seq_len, itemsize)
-        scratch = self._get_scratch(scratch_size(num_reqs, spec, config), query.device)
-        paged_attention_decode_triton(*step, scratch, config)
+        beside = None
+        if metadata.max_query_len > short:
+            beside = self._stream_beside(query.device)
+            with torch.cuda.stream(beside):
+                paged_attention_prefill_triton(*step, short, prefill_config(spec, itemsize))
+        scratch = self._get_scratch(scratch_sizes(metadata, spec, config), query.device)
+        paged_attention_decode_triton(*step, config, *scratch)
+        if beside is not None:
+            torch.cuda.current_stream(query.device).wait_stream(beside)
         return out
 
-    def _get_scratch(self, size: int, device: torch.device) -> torch.Tensor:
-        scratch = self._scratch.get(device)
-        if scratch is not None and scratch.numel() >= size:
-            return scratch
-        grown = torch.empty(size, dtype=torch.float32, device=device)
+    def _stream_beside(self, device: torch.device) -> torch.cuda.Stream | None:
+        """A stream that goes on from here, in a capture; None elsewhere, where the host would take longer to fork."""
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            return None
+        if device not in self._beside:
+            self._beside[device] = torch.cuda.Stream(device)
+        stream = self._beside[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        return stream
+
+    def _get_scratch(self, sizes: tuple[int, int], device: torch.device) -> _Scratch:
+        held = self._scratch.get(device)
+        if held is not None and all(t.numel() >= size for t, size in zip(held, sizes, strict=True)):
+            return held
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return grown  # of the graph's own pool: it must not be used outside that graph
-        if scratch is not None:
-            self._outgrown.append(scratch)  # a captured graph may hold its address
-        self._scratch[device] = grown
-        return grown
+            return _new_scratch(
+                sizes, device
+            )  # of the graph's own pool: it must not be used outside that graph
+        if held is not None:
+            self._outgrown.append(held)  # a captured graph may hold its addresses
+            sizes = (max(sizes[0], held[0].numel()), max(sizes[1], held[1].numel()))
+        self._scratch[device] = _new_scratch(sizes, device)
+        return self._scratch[device]
+
+
+def _new_scratch(sizes: tuple[int, int], device: torch.device) -> _Scratch:
+    parts = torch.empty(sizes[0], dtype=torch.float32, device=device)
+    return parts, torch.zeros(sizes[1], dtype=torch.int32, device=device)
 
 
 def _too_wide(spec: AttentionSpec) -> str | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attention_cases import Case, Step, build
 
+import model_states.kernels.paged_attention_decode as decode_module
+import model_states.kernels.paged_attention_prefill as prefill_module
 from model_states.attention import AttentionSpec, TorchAttention
 from model_states.attention.triton_backend import TritonAttention
 from model_states.kernels.paged_attention_decode import (
@@ -14,7 +18,8 @@ from model_states.kernels.paged_attention_decode import (
     paged_attention_decode,
     paged_attention_decode_torch,
     paged_attention_decode_triton,
-    scratch_size,
+    scratch_sizes,
+    short_query_len,
 )
 from model_states.kernels.paged_attention_prefill import (
     PrefillConfig,
@@ -28,9 +33,10 @@ from model_states.kernels.write_cache import write_cache, write_cache_torch, wri
 
 # The interpreter's matrix product does not know bfloat16.
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
-MIXED = Case(rows=((1, 37), (5, 21), (1, 3)))
+MIXED = Case(rows=((1, 37), (20, 31), (1, 3), (3, 9)))
 DECODE = Case(rows=((1, 37), (1, 16), (1, 1)))
-PREFILL = Case(rows=((20, 20), (3, 40)))
+VERIFY = Case(rows=((4, 37), (1, 16), (2, 2)))
+PREFILL = Case(rows=((20, 20), (17, 40)))
 
 
 def close(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -46,7 +52,9 @@ def run(case: Case, device: torch.device) -> None:
     assert not out[case.num_tokens :].any()
 
 
-@pytest.mark.parametrize("rows", [MIXED, DECODE, PREFILL], ids=["mixed", "decode", "prefill"])
+@pytest.mark.parametrize(
+    "rows", [MIXED, DECODE, VERIFY, PREFILL], ids=["mixed", "decode", "verify", "prefill"]
+)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -112,70 +120,108 @@ def test_several_tiles_of_several_rows(device: torch.device) -> None:
     run(PREFILL.but(rows=((67, 67),), num_heads=2, num_kv_heads=1, window=20), device)
 
 
+def poisoned(step: Step, case: Case, value: float = float("nan")) -> torch.Tensor:
+    return torch.full(
+        (step.query.shape[0], case.num_heads, case.head_size_v),
+        value,
+        dtype=case.dtype,
+        device=step.query.device,
+    )
+
+
+def arguments(step: Step, case: Case) -> tuple[Any, ...]:
+    return step.query, step.key_cache, step.value_cache, step.metadata, case.spec, step.sinks
+
+
 def decode_in_parts(case: Case, config: DecodeConfig, step: Step) -> torch.Tensor:
-    out = torch.full(
-        (step.query.shape[0], case.num_heads, case.head_size_v), float("nan"), device=step.query.device
-    )
-    size = scratch_size(len(case.rows), case.spec, config)
+    out = poisoned(step, case)
+    size, counters = scratch_sizes(step.metadata, case.spec, config)
     scratch = torch.full((size,), float("nan"), device=step.query.device)
-    paged_attention_decode_triton(
-        *(out, step.query, step.key_cache, step.value_cache, step.metadata, case.spec, step.sinks),
-        scratch,
-        config,
-    )
+    arrived = torch.zeros(counters, dtype=torch.int32, device=step.query.device)
+    paged_attention_decode_triton(out, *arguments(step, case), config, scratch, arrived)
+    assert not arrived.any()  # as the next launch wants them
     return out
 
 
-@pytest.mark.parametrize("num_splits", [1, 2, 3, 12])
+@pytest.mark.parametrize(("budget", "min_part"), [(1, 1000), (1, 16), (3, 16), (40, 16)])
 @pytest.mark.parametrize(
     "changes",
     [
         {},
         {"window": 33, "sinks": True},
         {"num_heads": 3, "num_kv_heads": 1},
+        {"num_heads": 36, "num_kv_heads": 2, "sinks": True},
         {"num_kv_heads": 1, "head_size": 24, "value_from_key": True},
+        {"rows": ((4, 170), (0, 0), (8, 8), (1, 90), (2, 33))},
+        {"rows": ((8, 100),), "window": 5},
+        {"rows": ((1, 90),), "soft_cap": 2.0},
     ],
     ids=str,
 )
 def test_split_decode_equals_its_twin(
-    num_splits: int, changes: dict[str, object], device: torch.device
+    budget: int, min_part: int, changes: dict[str, object], device: torch.device
 ) -> None:
     case = Case(rows=((1, 170), (1, 40), (0, 0), (1, 2)), head_size_v=8).but(**changes)
     step = build(case, device)
-    expected = torch.full(
-        (step.query.shape[0], case.num_heads, case.head_size_v), float("nan"), device=device
-    )
-    paged_attention_decode_torch(
-        expected, step.query, step.key_cache, step.value_cache, step.metadata, case.spec, step.sinks
-    )
-    config = DecodeConfig(num_splits, min_split=16, block_n=16, num_stages=2)
+    expected = poisoned(step, case)
+    config = DecodeConfig(budget, min_part, block_n=16, num_stages=2)
+    paged_attention_decode_torch(expected, *arguments(step, case), short_query_len(case.spec, config))
     close(decode_in_parts(case, config, step), expected, case.dtype)
 
 
-def test_kernels_leave_the_rows_of_the_other_alone(device: torch.device) -> None:
-    step = build(MIXED, device)
-    args = (step.query, step.key_cache, step.value_cache, step.metadata, MIXED.spec, None)
-    poison = torch.full((step.query.shape[0], MIXED.num_heads, MIXED.head_size_v), 7.0, device=device)
-    prefill, twin = poison.clone(), poison.clone()
-    paged_attention_prefill_triton(prefill, *args, PrefillConfig(32, 16, 4, 2))
-    paged_attention_prefill_torch(twin, *args)
-    close(prefill, twin, MIXED.dtype)
-    assert (prefill[[0, 6]] == 7.0).all()
-    decode = decode_in_parts(MIXED, DecodeConfig(2, 16, 16), step)
-    assert decode[1:6].isnan().all()
-    assert decode[[0, 6]].isfinite().all()
+def test_more_rows_than_a_search_reads_at_a_time(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (decode_module, prefill_module):
+        monkeypatch.setattr(module, "searched_rows", lambda num_reqs: 4)
+    rows = ((1, 9), (0, 0), (12, 30), (1, 70), (1, 1), (2, 3), (40, 40), (0, 0), (1, 33), (11, 11), (0, 0))
+    case = Case(rows=rows, num_heads=2, num_kv_heads=1)
+    step = build(case, device)
+    out = decode_in_parts(case, DecodeConfig(3, 16, block_n=16, num_stages=2), step)
+    paged_attention_prefill_triton(out, *arguments(step, case), 8, PrefillConfig(32, 16, 4, 2))
+    close(out, TorchAttention().attend(*arguments(step, case)), case.dtype)
+
+
+@pytest.mark.parametrize("short", [1, 4, 8])
+def test_kernels_leave_the_rows_of_the_other_alone(short: int, device: torch.device) -> None:
+    case = MIXED.but(num_heads=32 // short, rows=((1, 37), (9, 21), (1, 3), (4, 30)))
+    step = build(case, device)
+    config = DecodeConfig(2, 16, 16)
+    assert short_query_len(case.spec, config) == short
+    prefill, twin = poisoned(step, case, 7.0), poisoned(step, case, 7.0)
+    paged_attention_prefill_triton(prefill, *arguments(step, case), short, PrefillConfig(32, 16, 4, 2))
+    paged_attention_prefill_torch(twin, *arguments(step, case), short)
+    close(prefill, twin, case.dtype)
+    decode, twin = decode_in_parts(case, config, step), poisoned(step, case)
+    paged_attention_decode_torch(twin, *arguments(step, case), short)
+    torch.testing.assert_close(decode, twin, atol=2e-5, rtol=1e-4, equal_nan=True)
+    own = torch.tensor([True] + [False] * 9 + [True] + [short >= 4] * 4 + [False] * 2, device=device)
+    assert ((prefill == 7.0).flatten(1).all(1) == own)[:-2].all()
+    assert (decode.isfinite().flatten(1).all(1) == own).all()
 
 
 def test_wrappers_take_the_kernel_that_fits_the_device(device: torch.device) -> None:
-    step = build(MIXED, device)
-    args = (step.query, step.key_cache, step.value_cache, step.metadata, MIXED.spec, None)
-    out = torch.full((step.query.shape[0], MIXED.num_heads, MIXED.head_size_v), float("nan"), device=device)
-    paged_attention_prefill(out, *args, PrefillConfig(32, 16, 4, 2))
-    config = DecodeConfig(1, 128)
-    paged_attention_decode(
-        out, *args, torch.empty(scratch_size(3, MIXED.spec, config), device=device), config
-    )
-    close(out, TorchAttention().attend(*args), MIXED.dtype)
+    case = MIXED.but(rows=((1, 37), (11, 21), (1, 3)))
+    step, config = build(case, device), DecodeConfig(1, 128)
+    out, short = poisoned(step, case), short_query_len(case.spec, config)
+    size, counters = scratch_sizes(step.metadata, case.spec, config)
+    scratch = torch.empty(size, device=device)
+    arrived = torch.zeros(counters, dtype=torch.int32, device=device)
+    paged_attention_prefill(out, *arguments(step, case), short, PrefillConfig(32, 16, 4, 2))
+    paged_attention_decode(out, *arguments(step, case), config, scratch, arrived)
+    close(out, TorchAttention().attend(*arguments(step, case)), case.dtype)
+
+
+@pytest.mark.parametrize("fill", [1, 264])
+def test_a_program_goes_on_with_the_tiles_that_are_left(
+    fill: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_module, "_FILL", fill)
+    case = MIXED.but(rows=((9, 21), (17, 17), (9, 9), (30, 50), (0, 0)), padding_tokens=70)
+    step = build(case, device)
+    out = poisoned(step, case)
+    paged_attention_prefill_triton(out, *arguments(step, case), 8, PrefillConfig(32, 16, 4, 2))
+    close(out, TorchAttention().attend(*arguments(step, case)), case.dtype)
 
 
 def test_scratch_is_kept_and_grown(device: torch.device) -> None:
@@ -186,9 +232,9 @@ def test_scratch_is_kept_and_grown(device: torch.device) -> None:
         args = (step.query, step.key_cache, step.value_cache, step.metadata, case.spec)
         close(backend.attend(*args), TorchAttention().attend(*args), case.dtype)
     assert len(backend._outgrown) == 1
-    held = backend._scratch[step.query.device].data_ptr()
+    held = [tensor.data_ptr() for tensor in backend._scratch[step.query.device]]
     backend.attend(*args)
-    assert backend._scratch[step.query.device].data_ptr() == held
+    assert [tensor.data_ptr() for tensor in backend._scratch[step.query.device]] == held
 
 
 def test_queries_may_be_strided(device: torch.device) -> None:
@@ -253,21 +299,19 @@ def test_packed_heads_divide_the_group(num_heads: int, num_kv_heads: int, pack: 
     assert packed_heads(AttentionSpec(num_heads, num_kv_heads, 64, 64, 1.0)) == pack
 
 
-def test_configs_follow_the_bounds() -> None:
+def test_configs_follow_sizes() -> None:
     spec = AttentionSpec(16, 8, 128, 128, 1.0)
-    assert decode_config(256, spec, 200, 2).num_splits == 1
-    assert decode_config(256, spec, 40960, 2).num_splits == 2
-    assert decode_config(1, spec, 40960, 2).num_splits == 64
-    window = AttentionSpec(16, 8, 128, 128, 1.0, sliding_window=100)
-    assert decode_config(1, window, 40960, 2).num_splits == 1
+    few, many = decode_config(1, spec, 2), decode_config(256, spec, 2)
+    assert few.min_part < many.min_part
+    assert few.budget == many.budget == 66
+    assert short_query_len(spec, many) == 8
     shared = AttentionSpec(128, 1, 576, 512, 1.0, value_from_key=True)
-    assert decode_config(256, shared, 40960, 2).num_splits == 1
-    assert decode_config(4, shared, 40960, 2).num_splits == 64
-    assert decode_config(4, shared, 40960, 4).block_m == 16
-    assert prefill_config(4096, shared, 2).block_m == 64
-    assert prefill_config(4, spec, 2).block_m == 16
-    assert prefill_config(20, spec, 2).block_m == 64
-    assert prefill_config(4096, spec, 2).block_m == 128
+    assert decode_config(4, shared, 2).block_m == 16
+    assert decode_config(256, shared, 2).block_m == 64
+    assert decode_config(256, shared, 4).block_m == 16
+    assert short_query_len(shared, decode_config(256, shared, 2)) == 1
+    assert prefill_config(shared, 2).block_n < prefill_config(spec, 2).block_n
+    assert prefill_config(spec, 4).block_m < prefill_config(spec, 2).block_m
 
 
 def test_what_is_not_supported_is_said() -> None:
