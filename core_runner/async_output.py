@@ -45,7 +45,7 @@ class AsyncOutput:
         if scored is not None:
             tensors |= scored.tensors()
         self._device = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        self._copied: torch.cuda.Event | None = None
+        self.copied: torch.cuda.Event | None = None
         if copy_stream is None:
             # The sources may be buffers that the next step overwrites, and on a CPU `to` makes no copy.
             self._host = {name: tensor.clone() for name, tensor in self._device.items()}
@@ -53,18 +53,18 @@ class AsyncOutput:
         copy_stream.wait_stream(torch.cuda.current_stream(copy_stream.device))
         with torch.cuda.stream(copy_stream):
             self._host = {name: tensor.to("cpu", non_blocking=True) for name, tensor in self._device.items()}
-            self._copied = torch.cuda.Event()
-            self._copied.record(copy_stream)
+            self.copied = torch.cuda.Event()
+            self.copied.record(copy_stream)
 
     def release(self) -> None:
         """Have the current stream wait until the copy is done, which it nearly always is."""
-        if self._copied is not None:
-            torch.cuda.current_stream().wait_event(self._copied)
+        if self.copied is not None:
+            torch.cuda.current_stream().wait_event(self.copied)
 
     def get_output(self) -> ModelRunnerOutput:
         """Wait for this step's tokens and lay them out by batch row."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        if self.copied is not None:
+            self.copied.synchronize()
         self._device.clear()
         host = {name: tensor.numpy() for name, tensor in self._host.items()}
         num_logits = np.diff(self._cu_num_logits)
