@@ -124,6 +124,7 @@ class LLM:
         """Abort what is running and wait for what is in flight."""
         with self._lock:
             self.engine.abort_all()
+            self._processor.end_aborted()
 
     def __enter__(self) -> LLM:
         return self
@@ -160,7 +161,11 @@ class LLM:
     def _step(self) -> None:
         """One step, for the requests of every caller; its deltas go to each one's own queue."""
         with self._lock:
-            updates = self.engine.step()
+            try:
+                updates = self.engine.step()
+            except BaseException:
+                self._processor.end_aborted()  # nobody else must wait for requests that are gone
+                raise
             self._processor.process(updates)
             if not updates and not self.engine.has_unfinished:
                 self._processor.end_aborted()

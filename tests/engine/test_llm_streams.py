@@ -219,6 +219,19 @@ def test_ctrl_c_in_one_call_ends_the_streams_of_others(phase: str, llm: LLM, toy
     _check(llm.generate(PROMPTS, GREEDY), PROMPTS, toy_table)
 
 
+def test_streams_whose_requests_are_gone_end_without_a_further_step(llm: LLM) -> None:
+    """Others may keep the engine busy for ever, so they must not wait for it to come to rest."""
+    closed, interrupted = llm.stream(PROMPTS[:2], GREEDY), llm.stream(PROMPTS[2:4], GREEDY)
+    next(closed)
+    llm.close()
+    next(interrupted)
+    with at_phases(llm.engine, _interrupt_once("after schedule")), pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS[4:], GREEDY)
+    with patch.object(llm.engine, "step", side_effect=AssertionError):
+        for stream in (closed, interrupted):
+            assert {output.outputs[0].finish_reason for output in _outputs(list(stream))} == {"abort"}
+
+
 def test_ctrl_c_while_results_are_handed_out(llm: LLM, toy_table: ToyTable) -> None:
     other = llm.stream(PROMPTS[:2], GREEDY)
     deltas = [next(other)]
