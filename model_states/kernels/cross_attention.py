@@ -67,17 +67,18 @@ def cross_attention_torch(
 ) -> None:
     """The formula above, one row at a time."""
     out.zero_()
-    group = query.shape[1] // key_pool.shape[1]
     starts = rows.query_start_loc.tolist()
+    # Heads in groups of those that share keys: [num_tokens, num_kv_heads, group, head_size].
+    grouped = query.unflatten(1, (key_pool.shape[1], -1)).float() * scale
     for row, slot in enumerate(rows.idx_mapping.tolist()):
         entry, length = int(rows.entries[slot]), int(rows.lengths[slot])
         tokens = slice(starts[row], starts[row + 1])
         if length == 0 or tokens.start == tokens.stop:
             continue
-        key = key_pool[entry, :, :length].float().repeat_interleave(group, 0)
-        value = value_pool[entry, :, :length].float().repeat_interleave(group, 0)
-        scores = torch.einsum("qhd,hpd->hqp", query[tokens].float() * scale, key)
-        out[tokens] = torch.einsum("hqp,hpd->qhd", scores.softmax(-1), value).to(out.dtype)
+        scores = torch.einsum("qkgd,kpd->kgqp", grouped[tokens], key_pool[entry, :, :length].float())
+        value = value_pool[entry, :, :length].float()
+        seen = torch.einsum("kgqp,kpd->qkgd", scores.softmax(-1), value)
+        out[tokens] = seen.flatten(1, 2).to(out.dtype)
 
 
 @triton.jit
