@@ -10,7 +10,7 @@ For every row of x [num_rows, size], in fp32, rounded to x's dtype at each `:=`
     norm(x; weight, eps) = x / sqrt(mean(x^2) + eps) * weight
 
 with the quotient rounded before the weight is applied where the norm `rounds_first`. Rows of x, residual and out may
-lie apart; the last axis is contiguous. out may be x.
+lie apart; the last axis is contiguous. out may be x. The residual may be of a wider dtype, and is rounded to its own.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _add_norm_kernel(
     y = (y * multiplier).to(dtype).to(tl.float32)
     if HAS_RESIDUAL:
         at = residual + rows * residual_stride + columns
-        total = (tl.load(at, mask=inside, other=0.0).to(tl.float32) + y).to(dtype)
+        total = (tl.load(at, mask=inside, other=0.0).to(tl.float32) + y).to(residual.dtype.element_ty)
         tl.store(at, total, mask=inside)
         y = total.to(tl.float32)
     if HAS_PRE:

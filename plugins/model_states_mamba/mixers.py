@@ -51,7 +51,7 @@ class Mixer(nn.Module, ABC):
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """hidden_states [1, num_tokens, hidden] of the step's flat tokens; the same shape out."""
-        return self._mix(hidden_states[0])[None]
+        return self.mix(hidden_states[0])[None]
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(x.shape)
@@ -65,7 +65,7 @@ class Mixer(nn.Module, ABC):
         """Shape of one request's state behind the convolution."""
 
     @abstractmethod
-    def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden] to [num_tokens, hidden]."""
 
 
@@ -93,7 +93,7 @@ class HeadMixer(Mixer):
     def _ssm_shape(self) -> tuple[int, ...]:
         return self.num_heads, self.head_size, self.state_size
 
-    def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.in_multiplier is not None:
             hidden_states = hidden_states * self.in_multiplier
         projected = self.in_proj(hidden_states)
@@ -148,7 +148,7 @@ class ChannelMixer(Mixer):
     def _ssm_shape(self) -> tuple[int, ...]:
         return len(self.conv_weight), self.state_size
 
-    def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
         mixed, gate = self.in_proj(hidden_states).chunk(2, -1)
         x = self._convolve(mixed)
         parts = self.x_proj(x).split([self.rank, self.state_size, self.state_size], -1)

@@ -20,6 +20,7 @@ from model_states.transformers_bridge import (
     refuse_batch_dependent_rope,
     register_attention,
 )
+from model_states_mamba.backbone import recognise_mixer_backbone
 from model_states_mamba.mixers import replace_mixers
 
 # Compared token for token with transformers in tests/mamba.
@@ -73,7 +74,9 @@ class MambaState(ModelState):
             self.components.append(paged)
         self.vocab_size = self.model.vocab_size
         if config.fused_layers:
-            rewrite_parts(self.model.backbone, {})
+            self.model.fused = recognise_mixer_backbone(self.model.backbone)
+            if self.model.fused is None:
+                rewrite_parts(self.model.backbone, {})
 
     def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
         """Hidden states [num_tokens_padded, hidden] of the batch's flat tokens."""

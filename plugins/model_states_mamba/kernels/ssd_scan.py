@@ -264,7 +264,7 @@ def ssd_scan_triton(
     num_heads, head_size, state_size = pool.shape[1:]
     inputs = (x, dt, b, c, weights.a, weights.d, weights.dt_bias, *weights.dt_limits, pool)
     strides = (x.stride(0), dt.stride(0), b.stride(0), c.stride(0))
-    block_p = max(min(triton.next_power_of_2(head_size), 64 if step.is_decode else 32), 16)
+    block_p = max(min(triton.next_power_of_2(head_size), 64), 16)
     sizes = {
         "NUM_HEADS": num_heads,
         "NUM_GROUPS": b.shape[1],

@@ -1,0 +1,61 @@
+"""A model of mixers alone as a plain loop: norm, mixer, norm, mixer, on a residual stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from model_states.kernels.add_norm import RMSNorm, add_norm
+from model_states.rewrites.norms import recognise_norm
+from model_states_mamba.mixers import Mixer
+
+
+@dataclass(frozen=True, slots=True)
+class MixerBackbone:
+    """Embedding, blocks of a norm and a mixer, and the norm at the end. residual_dtype: of the residual stream."""
+
+    embedding: nn.Module
+    blocks: list[tuple[RMSNorm, Mixer]]
+    end: RMSNorm
+    residual_dtype: torch.dtype
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden] of int64 input_ids [num_tokens]; positions say nothing here."""
+        embedded: torch.Tensor = self.embedding(input_ids)
+        residual = embedded.to(self.residual_dtype, copy=True)
+        out = torch.empty_like(embedded)
+        x = None
+        for norm, mixer in self.blocks:
+            _add_and_norm(x, residual, norm, out)
+            x = mixer.mix(out)
+        _add_and_norm(x, residual, self.end, out)
+        return out
+
+
+def _add_and_norm(x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, out: torch.Tensor) -> None:
+    if x is None:
+        add_norm(residual, None, None, norm, 1.0, out)
+    else:
+        add_norm(x, residual, None, norm, 1.0, out)
+
+
+def recognise_mixer_backbone(backbone: Any) -> MixerBackbone | None:
+    """The loop of a backbone whose every layer is a norm and a mixer; None for another."""
+    layers = list(getattr(backbone, "layers", ()))
+    if not all(set(dict(layer.named_children())) == {"norm", "mixer"} for layer in layers):
+        return None
+    norms = [recognise_norm(module) for module in (*(layer.norm for layer in layers), backbone.norm_f)]
+    known = [norm for norm in norms if norm is not None]
+    if len(known) != len(layers) + 1 or not all(isinstance(layer.mixer, Mixer) for layer in layers):
+        return None
+    embedding = backbone.get_input_embeddings()
+    wide = all(getattr(layer, "residual_in_fp32", False) for layer in layers)
+    return MixerBackbone(
+        embedding,
+        [(norm, layer.mixer) for norm, layer in zip(known, layers, strict=False)],
+        known[-1],
+        torch.float32 if wide else embedding.weight.dtype,
+    )
