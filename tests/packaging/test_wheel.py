@@ -63,7 +63,8 @@ def test_wheel_holds_our_packages_and_nothing_generic(wheel):
         "wheel"
     ]
     assert packages == {Path(package).name for package in listed["packages"]}
-    assert packages == {"core_runner", "model_states", "model_states_decoder"}
+    plugins = {"decoder", "mamba", "seq2seq", "whisper"}
+    assert packages == {"core_runner", "model_states", *(f"model_states_{name}" for name in plugins)}
     for package in packages:
         assert f"{package}/py.typed" in names
     assert not [name for name in names if name.endswith((".pyc", ".log")) or "/tests/" in name]
@@ -71,11 +72,11 @@ def test_wheel_holds_our_packages_and_nothing_generic(wheel):
 
 def test_wheel_holds_every_source_and_data_file(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    for root in (REPOSITORY, REPOSITORY / "plugins"):
-        for package in ("core_runner", "model_states", "model_states_decoder"):
-            for path in sorted((root / package).rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
-                    assert path.relative_to(root).as_posix() in names
+    plugins = sorted((REPOSITORY / "plugins").glob("model_states_*"))
+    for package in (REPOSITORY / "core_runner", REPOSITORY / "model_states", *plugins):
+        for path in sorted(package.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+                assert path.relative_to(package.parent).as_posix() in names
 
 
 def test_wheel_holds_the_embedded_model(wheel):
@@ -89,7 +90,8 @@ def test_installed_wheels_are_found_through_their_entry_points(installed, tmp_pa
     rows = json.loads(run_installed(installed, tmp_path, "-c", command, "plugins", "--strict", "--json"))
     found = {row["name"]: (row["distribution"], row["version"], row["status"]) for row in rows}
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    assert found["decoder"] == ("core-runner", version, "ok")
+    for name in ("decoder", "mamba", "seq2seq", "whisper"):
+        assert found[name] == ("core-runner", version, "ok")
     assert found["toy"] == ("core-runner-toy", "0.1.0", "ok")
 
 
