@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from model_states.kernels.add_norm import RMSNorm, add_norm
 from model_states.kernels.linear import norm_linear
-from model_states.rewrites.attention import FusedAttention
+from model_states.kernels.rope_write import Rotary
 from model_states.rewrites.mlp import GatedMLP
 from model_states.rewrites.norms import recognise_norm
+from model_states.rewrites.products import Projection
 from model_states.rewrites.seen import Call, close, floats_of
 
 
@@ -70,12 +72,25 @@ class LayerForm:
     multiplier: float
 
 
+class Sublayer(Protocol):
+    """What a layer asks of its attention, or of what stands in its place: a product, what is between, a product."""
+
+    qkv: Projection
+    out: Projection
+
+    def rotary(self, positions: torch.Tensor) -> Rotary | None:
+        """What `attend` takes beside the projected tokens."""
+
+    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """From what `qkv` gives to what `out` takes, [num_tokens, ..]; qkv may be overwritten."""
+
+
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
     """attention and mlp, each after the boundary that leads to it."""
 
     into_attention: Boundary
-    attention: FusedAttention
+    attention: Sublayer
     into_mlp: Boundary
     mlp: Callable[[torch.Tensor], torch.Tensor]
 
@@ -83,7 +98,9 @@ class FusedLayer:
         self, x: torch.Tensor | None, residual: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """What the mlp gives; x is what the one before gave, and not yet in the residual."""
-        x = self.attention(self.into_attention(x, residual), positions)
+        attention = self.attention
+        qkv = attention.qkv(self.into_attention(x, residual))
+        x = attention.out(attention.attend(qkv, attention.rotary(positions)))
         return self.mlp(self.into_mlp(x, residual))
 
     def few_rows(self, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from model_states import CacheTensor, ModelConfig, UnsupportedModelError
 from model_states.components import RecurrentLayer
 from model_states.components.recurrent_state import state_dtype
 from model_states.kernels.causal_conv import causal_conv
+from model_states.kernels.rope_write import Rotary
 from model_states.rewrites.products import Projection
 from model_states_mamba.kernels.gated_norm import GatedNorm, gated_norm
 from model_states_mamba.kernels.selective_scan import SelectiveInputs, SelectiveWeights, selective_scan
@@ -38,8 +39,11 @@ class Mixer(nn.Module, ABC):
         conv: Any = original.conv1d
         self.conv_weight: torch.Tensor = conv.weight.squeeze(1)
         self.conv_bias: torch.Tensor | None = conv.bias
-        self.in_proj = _projection(original.in_proj)
-        self.out_proj = _projection(original.out_proj)
+        self.in_multiplier: float | None = getattr(original, "ssm_in_multiplier", None)
+        # A fused layer knows a mixer by the names of attention: a product, what is between, a product.
+        self.qkv = _projection(original.in_proj)
+        self.out = _projection(original.out_proj)
+        self.stand_in: torch.Tensor | None = None
 
     def state_tensors(self, config: ModelConfig) -> dict[str, CacheTensor]:
         """Shapes and dtypes of one request's state in this layer."""
@@ -51,7 +55,16 @@ class Mixer(nn.Module, ABC):
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """hidden_states [1, num_tokens, hidden] of the step's flat tokens; the same shape out."""
-        return self.mix(hidden_states[0])[None]
+        return (self.mix(hidden_states[0]) if self.stand_in is None else self.stand_in)[None]
+
+    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden] to [num_tokens, hidden]."""
+        if self.in_multiplier is not None:
+            hidden_states = hidden_states * self.in_multiplier
+        return self.out(self.attend(self.qkv(hidden_states), None))
+
+    def rotary(self, positions: torch.Tensor) -> None:
+        """A mixer knows the order of its tokens without."""
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(x.shape)
@@ -65,8 +78,8 @@ class Mixer(nn.Module, ABC):
         """Shape of one request's state behind the convolution."""
 
     @abstractmethod
-    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden] to [num_tokens, hidden]."""
+    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """From the projected tokens to what the last product takes, [num_tokens, ..]."""
 
 
 def _projection(module: Any) -> Projection:
@@ -86,19 +99,15 @@ class HeadMixer(Mixer):
         self.weights = SsdWeights(
             -original.A_log.float().exp(), original.D.float(), original.dt_bias.float(), (low, high)
         )
-        self.in_multiplier = getattr(original, "ssm_in_multiplier", None)
         multipliers = getattr(original, "mup_vector", None)
         self.multipliers = None if multipliers is None else multipliers.flatten()
 
     def _ssm_shape(self) -> tuple[int, ...]:
         return self.num_heads, self.head_size, self.state_size
 
-    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if self.in_multiplier is not None:
-            hidden_states = hidden_states * self.in_multiplier
-        projected = self.in_proj(hidden_states)
-        if self.multipliers is not None:
-            projected = projected * self.multipliers
+    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """Convolution, scan, and norm or gate."""
+        projected = qkv if self.multipliers is None else qkv * self.multipliers
         by_group = self.num_groups * self.state_size
         gate, mixed, dt = projected.split([self.size, self.size + 2 * by_group, self.num_heads], -1)
         x, b, c = self._convolve(mixed).split([self.size, by_group, by_group], -1)
@@ -113,12 +122,12 @@ class HeadMixer(Mixer):
             self.layer.step,
             y,
         )
-        flat = y.flatten(1)
+        flat: torch.Tensor = y.flatten(1)
         if self.norm is None:
             flat = flat * functional.silu(gate)
         else:
             gated_norm(flat, gate, self.norm, flat)
-        return self.out_proj(flat)
+        return flat
 
 
 def _has_norm(original: Any) -> bool:
@@ -148,8 +157,9 @@ class ChannelMixer(Mixer):
     def _ssm_shape(self) -> tuple[int, ...]:
         return len(self.conv_weight), self.state_size
 
-    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        mixed, gate = self.in_proj(hidden_states).chunk(2, -1)
+    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """Convolution and gated scan."""
+        mixed, gate = qkv.chunk(2, -1)
         x = self._convolve(mixed)
         parts = self.x_proj(x).split([self.rank, self.state_size, self.state_size], -1)
         dt, b, c = (
@@ -158,7 +168,7 @@ class ChannelMixer(Mixer):
         inputs = SelectiveInputs(x, self.dt_proj(dt), gate, b, c)
         y = torch.empty_like(x)
         selective_scan(inputs, self.weights, self.layer.tensors["ssm"], self.layer.step, y)
-        return self.out_proj(y)
+        return y
 
 
 # transformers' mixers -> what takes their place.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +22,10 @@ from model_states.transformers_bridge import (
     register_attention,
 )
 from model_states_mamba.backbone import recognise_mixer_backbone
+from model_states_mamba.hybrid import recognise_hybrid
 from model_states_mamba.mixers import replace_mixers
+
+logger = logging.getLogger(__name__)
 
 # Compared token for token with transformers in tests/mamba.
 ARCHITECTURES = (
@@ -68,15 +72,29 @@ class MambaState(ModelState):
             mixer.layer = layer
         self.components: list[Component] = [recurrent]
         self._attentions: list[_Attention] = []
+        layers: list[AttentionLayer] = []
         if calls:
             paged = PagedAttention(config, [call.spec for call in calls])
-            self._attentions = _bind(self.model, calls, paged.layers)
+            layers = paged.layers
             self.components.append(paged)
-        self.vocab_size = self.model.vocab_size
         if config.fused_layers:
-            self.model.fused = recognise_mixer_backbone(self.model.backbone)
-            if self.model.fused is None:
-                rewrite_parts(self.model.backbone, {})
+            self._fuse(calls, layers)
+        if calls:
+            self._attentions = _bind(self.model, calls, layers)
+        self.vocab_size = self.model.vocab_size
+
+    def _fuse(self, calls: Sequence[AttentionCall], layers: Sequence[AttentionLayer]) -> None:
+        """Run the whole model as one loop, if it is of a known form; else fuse the parts that are known."""
+        model = self.model
+        fused: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
+        fused = recognise_mixer_backbone(model.backbone)
+        fused = fused or recognise_hybrid(model, calls, layers, self.config.max_model_len)
+        if fused is None:
+            rewrite_parts(model.backbone, {})
+        model.fused = fused
+        logger.info(
+            "%s: %s", model.architecture, "parts are fused" if fused is None else "all layers are fused"
+        )
 
     def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
         """Hidden states [num_tokens_padded, hidden] of the batch's flat tokens."""

@@ -99,6 +99,21 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.5,
         },
     ),
+    "granitemoehybrid_dense": (
+        "granitemoehybrid",
+        {
+            **_ATTENTION,
+            **_HEADS,
+            "mamba_n_groups": 1,
+            "layer_types": ["mamba", "attention", "mamba", "attention"],
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 24,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "position_embedding_type": "rope",
+        },
+    ),
     "falcon_h1": (
         "falcon_h1",
         {

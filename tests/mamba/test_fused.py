@@ -1,0 +1,47 @@
+"""Which models run as a whole loop, and that such a loop and transformers' own layers give the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.drained import Drained
+from support.reference import assert_exact
+
+from core_runner import SamplingParams
+from model_states.kernels.add_norm import RMSNorm, add_norm_torch, add_norm_triton
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=1)
+PROMPTS = [[(7 * i + n) % 200 + 3 for i in range(n)] for n in (1, 9, 30)]
+WHOLE = ("mamba", "falcon_mamba", "mamba2", "bamba", "jamba", "granitemoehybrid_dense")
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "nemotron_h"])
+def test_fused_and_plain_layers_give_the_same(name: str, tiny, drained: Drained) -> None:
+    model = tiny(name)
+    for fused in (True, False):
+        llm = drained(
+            model.directory,
+            device="cpu",
+            block_size=4,
+            max_num_reqs=3,
+            max_model_len=64,
+            num_blocks=60,
+            fused_layers=fused,
+            model_options={"state_block_size": 16},
+        )
+        assert (llm.engine.runner.model_state.model.fused is not None) == (fused and name in WHOLE)
+        for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, GREEDY), strict=True):
+            assert_exact(output.outputs[0], model.reference(prompt, 5), f"{name}, fused {fused}")
+
+
+def test_a_residual_may_be_wider_than_what_is_added(device: torch.device) -> None:
+    torch.manual_seed(1)
+    norm = RMSNorm(torch.randn(40, device=device).bfloat16(), 1e-5, False)
+    x, wide = torch.randn(3, 40, device=device).bfloat16(), torch.randn(3, 40, device=device)
+    results = []
+    for op in (add_norm_torch, add_norm_triton):
+        residual, out = wide.clone(), torch.empty_like(x)
+        op(x, residual, None, norm, 1.0, out)
+        torch.testing.assert_close(residual, wide + x.float(), rtol=0, atol=0)
+        results.append(out)
+    torch.testing.assert_close(results[0], results[1], rtol=2e-2, atol=1e-2)
