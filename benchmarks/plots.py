@@ -1,4 +1,4 @@
-"""Charts of the reports. matplotlib is wanted here alone: `pip install matplotlib`."""
+"""Charts of the reports. matplotlib is wanted here alone: `pip install "core-runner[bench]"`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _figure(panels: int, width: float, height: float, columns: int = 3) -> tuple
     try:
         import matplotlib
     except ImportError as error:
-        raise SystemExit("--plot needs matplotlib: pip install matplotlib") from error
+        raise SystemExit("--plot needs matplotlib: pip install \"core-runner[bench]\"") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
