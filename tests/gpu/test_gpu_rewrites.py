@@ -9,6 +9,8 @@ import torch
 from support.one_row import hidden_states, load_state
 from support.tiny_models import save_tiny
 
+from model_states.kernels.add_norm import RMSNorm, add_norm_torch, add_norm_triton
+
 pytestmark = pytest.mark.gpu
 ON_GPU = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "block_size": 16}
 
@@ -37,3 +39,16 @@ def test_kernels_of_a_layer(num_tokens: int, at_most: int, tmp_path: Path) -> No
         on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
         counts.append(sum("Mem" not in event.name for event in on_gpu))
     assert 4 < (counts[1] - counts[0]) / 4 <= at_most
+
+
+@pytest.mark.parametrize("size", [96, 576, 1536, 2880, 3072, 5120, 12288])
+def test_norms_of_any_size(size: int) -> None:
+    torch.manual_seed(3)
+    x, residual = torch.randn(2, 5, size, device="cuda").bfloat16()
+    norm = RMSNorm(torch.randn(size, device="cuda").bfloat16(), 1e-6, True)
+    results = []
+    for op in (add_norm_torch, add_norm_triton):
+        stream, out = residual.clone(), torch.empty_like(x)
+        op(x, stream, None, norm, 1.0, out)
+        results.append((stream, out))
+    torch.testing.assert_close(results[1], results[0], rtol=2e-2, atol=2e-2)
