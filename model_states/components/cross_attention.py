@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -217,7 +217,7 @@ def content_key(value: Any, given: Any = None) -> bytes:
             return b"unique:" + secrets.token_bytes(16)
         value = value.numpy()
     array = np.ascontiguousarray(value)
-    digest = blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=16)
+    digest = sha256(f"{array.dtype} {array.shape}".encode())
     digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.digest()
 
