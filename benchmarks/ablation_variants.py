@@ -22,6 +22,7 @@ from core_runner.graphs import StepGraphs, StepShape
 from core_runner.input_batch import InputPreparer
 from core_runner.runner import ModelRunner
 from core_runner.scheduling.output import IntArray, SchedulerOutput
+from core_runner.step_launcher import StepLauncher
 from model_states import InputBatch
 
 
@@ -155,7 +156,7 @@ def blocking_copy() -> Iterator[None]:
 @contextmanager
 def forward_graphs() -> Iterator[None]:
     """Graphs of the model's part alone: preparation, sampling and post-update are launched one by one."""
-    with patch.object(ModelRunner, "_graph_variant", lambda runner, batch, bitmask: None):
+    with patch.object(StepLauncher, "_variant", lambda launcher, batch: None):
         yield
 
 

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from plots import stacked_bars  # noqa: E402
 from workloads import Workload  # noqa: E402
 
 import core_runner.runner as runner_module  # noqa: E402
+from core_runner.step_launcher import StepLauncher  # noqa: E402
 
 PARTS = ("imports", "weights", "kernels", "graphs", "rest")
 WIDE = {False: Workload("", 256, 128, 8), True: Workload("", 6, 12, 3)}
@@ -80,10 +82,18 @@ class Phases:
             return
 
         def compiled(*, times: Any, cache_hit: bool, **_: Any) -> None:
-            self.seconds["kernels"] += times.total / 1e6  # it counts microseconds
+            if threading.current_thread() is threading.main_thread():
+                self.seconds["kernels"] += times.total / 1e6  # it counts microseconds
             self.num_compiled += not cache_hit
 
         knobs.compilation.listener = compiled
+        compile_kernels = StepLauncher.compile_kernels
+
+        def timed_compile(launcher: StepLauncher) -> None:
+            with self.part("kernels"):
+                compile_kernels(launcher)
+
+        StepLauncher.compile_kernels = timed_compile  # type: ignore[method-assign]
 
     def _watch_graphs(self) -> None:
         import torch
