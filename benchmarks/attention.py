@@ -31,6 +31,7 @@ from attention_steps import (
     SPEC,
     Inputs,
     Rows,
+    Step,
     attention_flop,
     cache_bytes,
     layers_for,
@@ -74,7 +75,7 @@ def check(device: torch.device) -> list[dict[str, Any]]:
     steps = {"decode": decode, "prefill": prefill, "mixed": decode + prefill}
     results = []
     for (kind, spec), (step, rows), dtype in itertools.product(specs.items(), steps.items(), dtypes):
-        inputs = make_inputs(rows, spec, dtype, device)
+        inputs = make_inputs(Step(rows), spec, dtype, device)
         sinks = torch.randn(spec.num_heads, device=device) if spec.has_sinks else None
         args = (inputs.query, *inputs.caches[0], inputs.metadata, spec, sinks)
         expected = TorchAttention().attend(*args).float()
@@ -132,10 +133,10 @@ def seconds_per_layer(inputs: Inputs, attend: Callable[..., object]) -> float:
 def measure(device: torch.device, copy: float, matmul: float) -> list[dict[str, Any]]:
     """Time of one layer for every step, as a rate and as a share of the copy's and the matmul's."""
     backend, results = TritonAttention(), []
-    for name, (rows, bound) in steps().items():
-        inputs = make_inputs(rows, SPEC, torch.bfloat16, device, layers_for(rows), bound)
+    for name, step in steps().items():
+        inputs = make_inputs(step, SPEC, torch.bfloat16, device, layers_for(step.rows))
         seconds = seconds_per_layer(inputs, backend.attend)
-        moved, flop = cache_bytes(rows, SPEC, 2) / seconds, attention_flop(rows, SPEC) / seconds
+        moved, flop = cache_bytes(step.rows, SPEC, 2) / seconds, attention_flop(step.rows, SPEC) / seconds
         results.append(
             {"step": name, "us": seconds * 1e6, "TB/s": moved / 1e12, "of copy": moved / copy}
             | {"TFLOP/s": flop / 1e12, "of matmul": flop / matmul}
@@ -179,11 +180,11 @@ def prefill_configs() -> Iterable[PrefillConfig]:
 def sweep(device: torch.device) -> list[dict[str, Any]]:
     """The five best cuts of some steps; a cut that the GPU cannot hold is left out."""
     results = []
-    for name in ("decode 1 x 512", "decode 16 x 1024", "decode 256 x 256", "decode 256 x 256..2041"):
-        rows, bound = steps()[name]
-        inputs = make_inputs(rows, SPEC, torch.bfloat16, device, layers_for(rows), bound)
+    for name in ("decode 1 x 384", "decode 16 x 1024", "decode 256 x 128..384", "decode 256 x 256..2041"):
+        step = steps()[name]
+        inputs = make_inputs(step, SPEC, torch.bfloat16, device, layers_for(step.rows))
         out = torch.empty_like(inputs.query)
-        for config in decode_configs(rows):
+        for config in decode_configs(step.rows):
             size, counters = scratch_sizes(inputs.metadata, SPEC, config)
             scratch = (
                 torch.empty(size, device=device),
@@ -192,9 +193,9 @@ def sweep(device: torch.device) -> list[dict[str, Any]]:
             results.append(tried(name, inputs, config, out, paged_attention_decode_triton, config, *scratch))
         del inputs
     for name in ("prefill 64 x 128", "prefill 8 x 1024", "prefill 1 x 8192", "prefill 4 x 512 after 4096"):
-        rows, bound = steps()[name]
-        inputs = make_inputs(rows, SPEC, torch.bfloat16, device, 4, bound)
-        short = short_query_len(SPEC, decode_config(len(rows), SPEC, 2))
+        step = steps()[name]
+        inputs = make_inputs(step, SPEC, torch.bfloat16, device, 4)
+        short = short_query_len(SPEC, decode_config(len(step.rows), SPEC, 2))
         for config in prefill_configs():
             out = torch.empty_like(inputs.query)
             results.append(tried(name, inputs, config, out, paged_attention_prefill_triton, short, config))

@@ -66,10 +66,21 @@ def paged_attention_decode_torch(
 
 
 @triton.jit
-def _even(span, part_len, BLOCK_N: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Length and number of a row's parts, which are of one length; that may take fewer of them."""
+def _keys_of_part(
+    query_start_loc, seq_lens, row, part, part_len, window, BLOCK_N: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """First token, query_len, seq_len and number of parts of a row; first key and end of one part."""
+    token = tl.load(query_start_loc + row).to(tl.int64)
+    query_len = (tl.load(query_start_loc + row + 1) - token).to(tl.int32)
+    seq_len = tl.load(seq_lens + row)
+    first = 0
+    if window is not None:
+        first = tl.maximum(seq_len - query_len - window + 1, 0)
+    # The parts of a row are of one length, which may take fewer of them.
+    span = seq_len - first
     part_len = tl.cdiv(tl.cdiv(span, tl.cdiv(span, part_len)), BLOCK_N) * BLOCK_N
-    return part_len, tl.cdiv(span, part_len)
+    start = first + part * part_len
+    return token, query_len, seq_len, tl.cdiv(span, part_len), start, tl.minimum(start + part_len, seq_len)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "num_tokens", "budget", "min_part", "num_stored", "window"])
@@ -128,7 +139,6 @@ def _paged_attention_decode_kernel(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     last_token = tl.load(query_start_loc + num_reqs)
@@ -137,23 +147,21 @@ def _paged_attention_decode_kernel(
     )
     # Where no other kernel clears the padding, there is a program for each of its tokens too.
     if (item >= last_token) & (item < num_tokens):
-        target = out + (item.to(tl.int64) * NUM_HEADS + first_head) * HEAD_SIZE_V
         finish(
-            *(target, sinks, first_head, pairs, pairs < num_heads, maximum, total, acc),
-            *(HEADS, NUM_HEADS, HEAD_SIZE_V, BLOCK_DV),
+            *(out + (item.to(tl.int64) * NUM_HEADS + first_head) * HEAD_SIZE_V, sinks, first_head, pairs),
+            *(pairs < num_heads, maximum, total, acc, HEADS, NUM_HEADS, HEAD_SIZE_V, BLOCK_DV),
         )
     if row >= num_reqs:
         return
-    token = tl.load(query_start_loc + row).to(tl.int64)
-    query_len = (tl.load(query_start_loc + row + 1) - token).to(tl.int32)
-    seq_len = tl.load(seq_lens + row)
-    first = tl.maximum(seq_len - query_len - window + 1, 0) if window is not None else 0
-    part_len, num_parts = _even(seq_len - first, part_len, BLOCK_N)
-    start = first + part * part_len
-    end = tl.minimum(start + part_len, seq_len)
+    token, query_len, seq_len, num_parts, start, end = _keys_of_part(
+        query_start_loc, seq_lens, row, part, part_len, window, BLOCK_N
+    )
     if start >= seq_len:
         return
-
+    # Looked up before the query is waited for.
+    table = block_table + row.to(tl.int64) * table_stride
+    n = start + tl.arange(0, BLOCK_N)
+    block = tl.load(table + n // BLOCK_SIZE, mask=n < end, other=0)
     own = (pairs < query_len * HEADS) & (pairs % HEADS < num_heads)
     positions = seq_len - query_len + tl.minimum(pairs // HEADS, query_len - 1)
     heads = query + token * query_token_stride + first_head * query_head_stride
@@ -163,9 +171,6 @@ def _paged_attention_decode_kernel(
     if VALUE_FROM_KEY:
         q_v = tl.load(heads + dv[None, :], mask=own[:, None] & (dv < HEAD_SIZE_V)[None, :], other=0.0)
     to_log2 = (scale if soft_cap is None else 1.0) * 1.4426950408889634
-    table = block_table + row.to(tl.int64) * table_stride
-    n = start + tl.arange(0, BLOCK_N)
-    block = tl.load(table + n // BLOCK_SIZE, mask=n < end, other=0)
     for n0 in range(start, end, BLOCK_N):
         n = n0 + tl.arange(0, BLOCK_N)
         inside = n < end
@@ -222,7 +227,7 @@ def decode_config(num_reqs: int, spec: AttentionSpec, itemsize: int) -> DecodeCo
     size, group = max(spec.head_size, spec.head_size_v), spec.num_heads // spec.num_kv_heads
     # Where rows are few, heads that could share a program take one each, to spread over the GPU.
     few = num_reqs * spec.num_heads <= 512
-    block_m = 16 if few or group <= 16 or (itemsize == 4 and size > 256) else 64
+    block_m = 16 if few or group <= 16 or (itemsize == 4 and size > 256) else min(64, next_power_of_2(group))
     # One program of the widest heads fills a multiprocessor; four of others do.
     budget = max(1, (132 if size > 256 else 528) // (spec.num_kv_heads * cdiv(group, block_m)))
     if size > 256:

@@ -104,14 +104,6 @@ def _paged_attention_prefill_kernel(
 
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
-    last_token = tl.load(query_start_loc + num_reqs)
-    for tile in range(tl.program_id(1), tl.cdiv(num_tokens, TILE), tl.num_programs(1)):
-        if tile * TILE + TILE > last_token:
-            tokens = tile * TILE + in_tile
-            target = out + (tokens.to(tl.int64) * NUM_HEADS + heads)[:, None] * HEAD_SIZE_V + dv[None, :]
-            padding = ((tokens >= last_token) & (tokens < num_tokens))[:, None] & (dv < HEAD_SIZE_V)[None, :]
-            tl.store(target, tl.zeros([BLOCK_M, BLOCK_DV], out.dtype.element_ty), mask=padding)
-
     item = tl.program_id(1)
     row, index = find_tile(query_start_loc, num_reqs, item, TILE, SHORT, SEARCHED)
     while row < num_reqs:
@@ -124,6 +116,13 @@ def _paged_attention_prefill_kernel(
         positions = first_position + in_tile
         tokens = (start_token + first_query + in_tile).to(tl.int64)
         real = positions < end
+        # Looked up before the query is waited for.
+        table = block_table + row.to(tl.int64) * table_stride
+        first = 0
+        if window is not None:
+            first = tl.maximum(first_position - window + 1, 0)
+        n = first + tl.arange(0, BLOCK_N)
+        block = tl.load(table + n // BLOCK_SIZE, mask=n < end, other=0)
         places = query + tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride
         q = tl.load(places + d[None, :], mask=real[:, None] & (d < HEAD_SIZE)[None, :], other=0.0)
         writes = real[:, None] & (dv < HEAD_SIZE_V)[None, :]
@@ -133,12 +132,6 @@ def _paged_attention_prefill_kernel(
         maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-        table = block_table + row.to(tl.int64) * table_stride
-        first = 0
-        if window is not None:
-            first = tl.maximum(first_position - window + 1, 0)
-        n = first + tl.arange(0, BLOCK_N)
-        block = tl.load(table + n // BLOCK_SIZE, mask=n < end, other=0)
         for n0 in range(first, end, BLOCK_N):
             n = n0 + tl.arange(0, BLOCK_N)
             cached = (block.to(OFFSETS) * BLOCK_SIZE + n % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
@@ -169,7 +162,17 @@ def _paged_attention_prefill_kernel(
         target = out + (tokens * NUM_HEADS + heads)[:, None] * HEAD_SIZE_V + dv[None, :]
         tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=writes)
         item += tl.num_programs(1)
-        row, index = find_tile(query_start_loc, num_reqs, item, TILE, SHORT, SEARCHED)
+        row = num_reqs
+        if item < num_tokens // TILE + tl.minimum(num_reqs, num_tokens // (SHORT + 1)):
+            row, index = find_tile(query_start_loc, num_reqs, item, TILE, SHORT, SEARCHED)
+
+    last_token = tl.load(query_start_loc + num_reqs)
+    for tile in range(tl.program_id(1), tl.cdiv(num_tokens, TILE), tl.num_programs(1)):
+        if tile * TILE + TILE > last_token:
+            tokens = tile * TILE + in_tile
+            target = out + (tokens.to(tl.int64) * NUM_HEADS + heads)[:, None] * HEAD_SIZE_V + dv[None, :]
+            padding = ((tokens >= last_token) & (tokens < num_tokens))[:, None] & (dv < HEAD_SIZE_V)[None, :]
+            tl.store(target, tl.zeros([BLOCK_M, BLOCK_DV], out.dtype.element_ty), mask=padding)
 
 
 @dataclass(frozen=True, slots=True)
