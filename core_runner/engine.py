@@ -168,6 +168,8 @@ class Engine:
             prompt_tokens=s.prompt_tokens,
             generated_tokens=s.generated_tokens,
             cached_tokens=s.cached_tokens,
+            queried_tokens=s.queried_tokens,
+            cached_blocks=sum(s.cached_blocks),
             preemptions=s.preemptions,
             elapsed_s=self._elapsed_s,
             free_blocks=sum(s.free_blocks),

@@ -72,6 +72,8 @@ class TextDelta:
 class EngineStats:
     """Counters since the engine was built, and what is free now. elapsed_s: seconds spent in steps.
 
+    cached_tokens, queried_tokens: tokens of admissions that the prefix cache held, of those that were looked up.
+    cached_blocks: blocks that can be hit now, of all cache groups; there are never more than `num_blocks`.
     step_ways: how many steps were replays of a graph ("step graph", "forward graph"), and how many ran eagerly, by
     reason.
     """
@@ -89,3 +91,10 @@ class EngineStats:
     running: int
     waiting: int
     step_ways: dict[str, int]
+    queried_tokens: int = 0
+    cached_blocks: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the tokens looked up in the prefix cache that were found, 0 to 1."""
+        return self.cached_tokens / self.queried_tokens if self.queried_tokens else 0.0

@@ -10,6 +10,7 @@ from core_runner.allowed_ids import explain_contradiction
 from core_runner.errors import RequestError
 from core_runner.request import Request, RequestStatus
 from core_runner.scheduling.cache_manager import CacheManager
+from core_runner.scheduling.hit_watch import HitWatch
 from core_runner.scheduling.output import IntArray, NewRequest
 from core_runner.scheduling.queue import WaitingQueue
 from core_runner.scheduling.slots import SlotTable
@@ -106,6 +107,7 @@ class Admission:
         # Arrival of the request that lacked blocks last, and the blocks that were free then.
         self._blocked: tuple[int, tuple[int, ...]] = (-1, ())
         self.num_prompt_tokens = self.num_cached_tokens = self.num_queried_tokens = 0
+        self._watch = HitWatch(cache.alignment)
 
     def admit(self, budget: int) -> tuple[list[NewRequest], IntArray, IntArray]:
         """Admissions within `budget` tokens, their slots and the tokens of their first chunks, each [n]."""
@@ -163,6 +165,8 @@ class Admission:
         self.num_queried_tokens += request.num_tokens
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_cached
+            if self._config.enable_prefix_caching:
+                self._watch.note(request, num_cached)
             self.num_prompt_tokens += request.prompt_len
 
 

@@ -45,6 +45,16 @@ class CacheManager:
         self._prefix = PrefixCache(groups, [group.pool for group in self.groups])
 
     @property
+    def alignment(self) -> int:
+        """Tokens that every prefix hit is a multiple of."""
+        return self._prefix.alignment
+
+    @property
+    def num_cached_blocks(self) -> tuple[int, ...]:
+        """Blocks of each group that can be hit, held or free."""
+        return tuple(group.pool.num_cached for group in self.groups)
+
+    @property
     def num_free_blocks(self) -> tuple[int, ...]:
         """Free blocks of each group."""
         return tuple(group.pool.num_free for group in self.groups)

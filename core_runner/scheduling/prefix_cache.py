@@ -44,7 +44,7 @@ class PrefixCache:
     def __init__(self, groups: Sequence[GroupSpec], pools: Sequence[BlockPool]) -> None:
         self._groups = tuple(groups)
         self._pools = tuple(pools)
-        self._alignment = math.lcm(*(group.block_size for group in groups))
+        self.alignment = math.lcm(*(group.block_size for group in groups))
         self.no_hit = PrefixHit(0, tuple([] for _ in groups))
 
     def find(self, request: Request) -> PrefixHit:
@@ -74,7 +74,7 @@ class PrefixCache:
                 pool.forget(block_hash)
 
     def _align(self, num_tokens: int) -> int:
-        return num_tokens // self._alignment * self._alignment
+        return num_tokens // self.alignment * self.alignment
 
     def _shorten(self, request: Request, group: GroupSpec, pool: BlockPool, length: int) -> int:
         """Longest usable hit of one group that is not longer than `length`."""

@@ -187,6 +187,7 @@ class Scheduler:
             generated_tokens=self._results.num_generated_tokens,
             cached_tokens=self._admission.num_cached_tokens,
             queried_tokens=self._admission.num_queried_tokens,
+            cached_blocks=self._cache.num_cached_blocks,
             preemptions=self._num_preemptions,
         )
 

@@ -94,4 +94,5 @@ class SchedulerStats:
     generated_tokens: int
     cached_tokens: int  # tokens that admissions found in the prefix cache
     queried_tokens: int  # tokens that admissions looked up
+    cached_blocks: tuple[int, ...]  # blocks of each group that can be hit, held or free
     preemptions: int

@@ -129,3 +129,21 @@ def test_every_pair_of_features_is_exact(name: str, tiny, drained: Drained) -> N
     matrix = RecurrentMatrix(tiny(name), drained)
     skipped = sum(matrix.check(pair) for pair in combinations(FEATURES, 2))
     assert skipped <= MAX_TOKENS, f"{skipped} positions had too small a margin to compare"
+
+
+def test_a_hit_rate_of_zero_is_told(tiny, drained: Drained, caplog: pytest.LogCaptureFixture) -> None:
+    """States are saved every 64 tokens, and the prompts that repeat are shorter."""
+    llm = _llm(drained, tiny("mamba2"), num_blocks=20, model_options={"state_block_size": 64})
+    for _ in range(34):
+        llm.generate(_prompt(30, seed=1), SamplingParams(max_tokens=1))
+    assert [r.getMessage() for r in caplog.records if "prefix cache" in r.getMessage()]
+    stats = llm.stats()
+    assert (stats.hit_rate, stats.cached_tokens) == (0.0, 0)
+    assert stats.queried_tokens >= 34 * 30
+
+
+def test_kept_states_are_counted_and_bounded(tiny, drained: Drained) -> None:
+    llm = _llm(drained, tiny("mamba2"), num_blocks=12)
+    for seed in range(20):
+        llm.generate(_prompt(33, seed=seed), SamplingParams(max_tokens=1))
+    assert 0 < llm.stats().cached_blocks <= llm.stats().num_blocks == 11
