@@ -98,7 +98,8 @@ def _watch_pass(model: TransformersModel, calls: Sequence[AttentionCall], max_mo
     input_ids = (7919 * torch.arange(_NUM_TOKENS, device=device) + 11) % model.vocab_size
     stand_ins = [StandIn(call.spec, _NUM_TOKENS, call.key) for call in calls]
     model.bind(calls, stand_ins)
-    layers = [_layer_of(model.backbone, call.module) for call in calls]
+    names = {id(module): name for name, module in model.backbone.named_modules()}
+    layers = [_layer_of(model.backbone, names[id(call.module)]) for call in calls]
     inside = {id(part) for layer in layers for part in layer.modules()} - {id(layer) for layer in layers}
     with watched(part for part in model.backbone.modules() if id(part) not in inside) as seen:
         hidden_states = model.forward(input_ids, positions)
@@ -113,14 +114,13 @@ def _watch_pass(model: TransformersModel, calls: Sequence[AttentionCall], max_mo
     )
 
 
-def _layer_of(backbone: nn.Module, attention: nn.Module) -> nn.Module:
-    """The member of a list of layers that holds this attention module."""
-    names = {id(module): name for name, module in backbone.named_modules()}
-    path = names[id(attention)].split(".")
+def _layer_of(backbone: nn.Module, name: str) -> nn.Module:
+    """The member of a list of layers that holds the module of this name; without a list the module itself."""
+    path = name.split(".")
     for depth in range(1, len(path)):
         if isinstance(backbone.get_submodule(".".join(path[:depth])), nn.ModuleList):
             return backbone.get_submodule(".".join(path[: depth + 1]))
-    return attention
+    return backbone.get_submodule(name)
 
 
 def _recognise(call: Call, attention: AttentionCall, stand_in: StandIn) -> _Found:

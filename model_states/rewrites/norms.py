@@ -8,7 +8,7 @@ from torch import nn
 from model_states.kernels.add_norm import RMSNorm, add_norm, rms_norm_torch
 from model_states.rewrites.seen import close, floats_of, random_like, relative_error, tried
 
-# An epsilon shows only beside small numbers.
+# An epsilon shows only beside small numbers. Normed, all are of a size, so that none hides another's error.
 _SCALES = (1.0, 30.0, 1e-2, 1e-3)
 
 
@@ -28,9 +28,9 @@ def recognise_norm(module: nn.Module) -> RMSNorm | None:
         for eps in floats_of(module)
         for rounds_first in (True, False)
     ]
-    fitting = [norm for norm in candidates if all(map(close, rms_norm_torch(x, norm), expected))]
-    # Where it rounds is the last thing to show.
-    return min(fitting, key=lambda norm: relative_error(rms_norm_torch(x, norm), expected), default=None)
+    # Where it rounds is the last thing to show, so the nearest is taken.
+    best = min(candidates, key=lambda norm: relative_error(rms_norm_torch(x, norm), expected), default=None)
+    return best if best is not None and close(rms_norm_torch(x, best), expected) else None
 
 
 def norm_rows(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 @torch.no_grad()
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """|got - expected| / |expected| over the whole tensors; NaN where that says nothing."""
+    """|got - expected| / |expected| over the whole tensors; infinite for another shape or dtype, zeros and NaN."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
-        return float("nan")
+        return math.inf
     wide = expected.float()
-    return float((got.float() - wide).norm() / wide.norm())
+    error = float((got.float() - wide).norm() / wide.norm())
+    return math.inf if math.isnan(error) else error
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, slack: float = 1.0) -> bool:
