@@ -37,9 +37,13 @@ def gumbel_row(seed: int, position: int, vocab_size: int, purpose: int = 0) -> R
     """The documented noise of every id."""
     num_groups = (vocab_size + 63) // 64
     e = exponential_row(words_row(seed, position, purpose, 0, 16 * num_groups)).reshape(num_groups, 64)
-    least = exponential_row(words_row(seed, position, purpose, 2**31, (num_groups + 3) // 4)) / 64
-    e = e - e.min(axis=1, keepdims=True) + least[:num_groups, None]
-    return -np.log(e).reshape(-1)[:vocab_size]
+    words = words_row(seed, position, purpose, 2**31, (num_groups + 1) // 2)[: 2 * num_groups]
+    holder = words[1::2, None] % 64
+    least = exponential_row(words[::2, None]) / 64
+    gap = exponential_row(words[1::2, None] - holder + 32) / 63
+    is_holder = np.arange(64) == holder
+    lowest = np.where(is_holder, np.inf, e).min(axis=1, keepdims=True)
+    return -np.log(least + np.where(is_holder, 0, gap + e - lowest)).reshape(-1)[:vocab_size]
 
 
 def adjusted_row(

@@ -120,8 +120,11 @@ def gumbels_of_group(seed: int, position: int, group: int, purpose: int) -> list
         return philox((seed & 0xFFFFFFFF, seed >> 32), (index, position, purpose, 2))
 
     own = [exponential(word) for i in range(16) for word in words(16 * group + i)]
-    least = exponential(words(2**31 + group // 4)[group % 4]) / 64
-    return [-math.log(e - min(own) + least) for e in own]
+    a, b = words(2**31 + group // 2)[2 * (group % 2) :][:2]
+    holder = b % 64
+    least, gap = exponential(a) / 64, exponential(b - holder + 32) / 63
+    lowest = min(e for i, e in enumerate(own) if i != holder)
+    return [-math.log(least if i == holder else least + gap + e - lowest) for i, e in enumerate(own)]
 
 
 def kept_ids(logits: Sequence[float], params: SamplingParams) -> list[int]:

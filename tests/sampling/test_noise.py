@@ -38,8 +38,10 @@ def _noise_kernel(out, bounds, seeds, positions, first, purpose: tl.constexpr, N
     groups = first + tl.arange(0, NUM)
     at = (row * NUM + tl.arange(0, NUM)[:, None]) * 64 + tl.arange(0, 64)[None, :]
     tl.store(out + at, noise.gumbels(seed, position, groups, purpose, NUM))
-    all_groups = tl.arange(0, 8)
-    tl.store(bounds + row * 8 + all_groups, noise.gumbel_bounds(seed, position, purpose, 8))
+    holders, others = noise.gumbel_bounds(seed, position, purpose, 2, 4)
+    at = row * 16 + tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(bounds + at, holders)
+    tl.store(bounds + at + 8, others)
 
 
 @pytest.mark.parametrize("purpose", [noise.TARGET, noise.DRAFT, noise.ACCEPT, noise.RESIDUAL])
@@ -47,13 +49,13 @@ def _noise_kernel(out, bounds, seeds, positions, first, purpose: tl.constexpr, N
 def test_twins_agree(device, purpose, first):
     seeds, positions = torch.tensor(SEEDS, device=device), torch.tensor(POSITIONS, device=device)
     values = torch.full((len(SEEDS), 4, 64), math.nan, device=device)
-    bounds = torch.full((len(SEEDS), 8), math.nan, device=device)
+    bounds = torch.full((len(SEEDS), 2, 8), math.nan, device=device)
     _noise_kernel[(len(SEEDS),)](values, bounds, seeds, positions, first, purpose, NUM=4)
     expected = noise.gumbel_torch(seeds, positions, purpose, 8 * 64).unflatten(1, (8, 64))
     torch.testing.assert_close(values, expected[:, first : first + 4], rtol=1e-5, atol=1e-6)
-    largest = expected.amax(dim=2)
+    largest = expected.topk(2, dim=2).values.transpose(1, 2)
     assert (bounds >= largest - 1e-5).all()
-    # A small `least` is where it counts: there the bound is near.
+    # A large value is where it counts: there the bound is near.
     near = (bounds - largest)[largest > 7]
     assert near.numel() == 0 or float(near.max()) < 0.1
 

@@ -20,6 +20,7 @@ from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
+SPAN = 16  # groups of a lane, where a program holds the maxima of a row
 _GROUP = tl.constexpr(GROUP)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LEAST_TEMPERATURE = (
@@ -38,7 +39,7 @@ class Groups(NamedTuple):
 class Launch(NamedTuple):
     """How the pass is cut: groups of one program, and its warps."""
 
-    groups: int = 64
+    groups: int = 4096 // GROUP
     num_warps: int = 4
 
 
@@ -48,6 +49,12 @@ LAUNCH = Launch()
 def num_groups(vocab_size: int) -> int:
     """Groups of a row."""
     return -(-vocab_size // GROUP)
+
+
+def num_lanes(num_groups: int) -> int:
+    """Lanes that hold as many groups."""
+    lanes: int = triton.next_power_of_2(-(-num_groups // SPAN))
+    return lanes
 
 
 def new_groups(logits: torch.Tensor, vocab_size: int, filters: bool) -> Groups:
@@ -94,12 +101,40 @@ def weights(x, best, scale) -> Any:
 
 
 @triton.jit
-def collect(chosen, numbers, keep) -> Any:
-    """Write the numbers that `keep` marks side by side to `chosen`, for all threads to read; returns their count."""
-    tl.debug_barrier()  # what is there may still be being read
-    tl.store(chosen + tl.cumsum(keep.to(tl.int32), axis=0) - 1, numbers, mask=keep)
-    tl.debug_barrier()
-    return tl.sum(keep.to(tl.int32), axis=0)
+def load_maxima(maxima, num_groups, LANES: tl.constexpr, SPAN: tl.constexpr) -> Any:
+    """The groups of a row, int32 [LANES, SPAN], and their largest logits, float32; -inf for what is no group."""
+    groups = tl.arange(0, LANES)[:, None] * SPAN + tl.arange(0, SPAN)[None, :]
+    return groups, tl.load(maxima + groups, mask=groups < num_groups, other=-float("inf"))
+
+
+@triton.jit
+def largest(x) -> Any:
+    """Largest of a matrix."""
+    return tl.max(tl.max(x, axis=1), axis=0)
+
+
+@triton.jit
+def total_mass(sums, groups, maxima, num_groups, best, scale) -> Any:
+    """Sum of the weights of all ids of a row, from what `load_maxima` gave."""
+    part = tl.load(sums + groups, mask=groups < num_groups, other=0.0)
+    return tl.sum(tl.sum(part * weights(maxima, best, scale), axis=1), axis=0)
+
+
+@triton.jit
+def collect(chosen, groups, keep) -> Any:
+    """Write the groups that `keep` marks side by side to `chosen`, for all threads to read; returns their count.
+
+    groups, keep: matrices of one shape.
+    """
+    kept = keep.to(tl.int32)
+    in_lane = tl.sum(kept, axis=1)
+    count = tl.sum(in_lane, axis=0)
+    if count > 0:
+        before = tl.cumsum(in_lane, axis=0) - in_lane
+        tl.debug_barrier()  # what is there may still be being read
+        tl.store(chosen + before[:, None] + tl.cumsum(kept, axis=1) - 1, groups, mask=keep)
+        tl.debug_barrier()
+    return count
 
 
 @triton.jit

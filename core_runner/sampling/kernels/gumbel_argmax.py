@@ -7,8 +7,10 @@ The argmax of `logit / T + gumbel` is that of `logit + T * gumbel`; the second n
 overflows however small T is, and T = 0 is greedy by the same formula. `failed[row]` is set, and
 token_ids[row] is 0, where the logits hold a NaN or no id is left (all -inf).
 
-No score of a group is above `its largest logit + T * its largest noise`, which costs one draw for every group. So the
-ids of the most promising group are scored, and then those of the groups alone whose bound reaches what it gave.
+Few groups of 64 ids are looked into, because one draw gives the largest noise of each and the id that holds it. No
+holder's score is above `largest logit of the group + T * its noise`, and no other id's above the same with the group's
+second noise. So the holders of the most promising groups are scored first, then the holders in those groups alone
+whose bound reaches what they gave, then all ids of the groups whose bound for other ids does. Both lists are short.
 
 Where rows filter, `nucleus` wants to know what would be sampled if that id fell out, with all ids up to its logit, and
 so on:
@@ -17,7 +19,8 @@ so on:
     ladder.ids[row, j + 1] = the same choice among ids with logit > ladder.logits[row, j]
     ladder.logits[row, RUNGS] = the row's largest logit
 
-for the rows that top-p alone filters; above the largest logit there are -1 and +inf.
+for the rows that top-p alone filters; above the largest logit there are -1 and +inf, and in other rows from the first
+rung on.
 
 logits [n, >= vocab_size] (float32, bfloat16 or float16; rows may be strided), groups of them as `group_maxima` leaves
 them, thresholds float32 [n] or None, token_ids int64 [n], failed bool [n], chosen: scratch, int32 like the groups.
@@ -29,16 +32,36 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core_runner.sampling.kernels.group_maxima import Groups, collect, is_top_p_alone, load_groups
-from core_runner.sampling.kernels.noise import GROUP, gumbel_bounds, gumbel_torch, gumbels
+from core_runner.sampling.kernels.group_maxima import (
+    SPAN,
+    Groups,
+    collect,
+    is_top_p_alone,
+    largest,
+    load_groups,
+    load_maxima,
+    num_lanes,
+    top_p_alone,
+)
+from core_runner.sampling.kernels.noise import GROUP, group_noise, gumbel_bounds, gumbel_torch, gumbels
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
 RUNGS = 3
-_TILE = 16  # groups that are scored together
+TILE = 1024 // GROUP  # groups whose ids are scored together
 _GROUP, _NO_ID = tl.constexpr(GROUP), tl.constexpr(2**31 - 1)
 _ROOM = tl.constexpr(5e-7)  # what rounding may add to a score, relative to its parts
+
+
+class Launch(NamedTuple):
+    """How a row's program runs."""
+
+    num_warps: int = 8
+    max_registers: int | None = 128  # so that two programs, and so all rows of a large batch, run at once
+
+
+LAUNCH = Launch()
 
 
 class Ladder(NamedTuple):
@@ -94,7 +117,7 @@ def gumbel_argmax_torch(
         ladder.logits[:, RUNGS] = x.amax(dim=1)
         for rung in range(RUNGS):
             logit = x.gather(1, ids[:, None])
-            has_id = scores.amax(dim=1) > -torch.inf
+            has_id = (scores.amax(dim=1) > -torch.inf) & top_p_alone(rows, vocab_size)
             ladder.ids[:, rung] = torch.where(has_id, ids, -1)
             ladder.logits[:, rung] = torch.where(has_id, logit[:, 0], torch.inf)
             scores = scores.masked_fill(x <= logit, -torch.inf)
@@ -103,42 +126,90 @@ def gumbel_argmax_torch(
 
 @triton.jit
 def score_bounds(
-    maxima, threshold, temperature, seed, position, purpose: tl.constexpr, GROUPS: tl.constexpr
+    maxima,
+    threshold,
+    temperature,
+    seed,
+    position,
+    purpose: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
 ) -> Any:
-    """An upper bound of the scores in each group of one row, float32 [GROUPS]; -inf for one below the threshold."""
-    bounds = maxima
+    """Bounds from above of the scores in each group, two float32 [LANES, SPAN]: of its holder, and of its other ids.
+
+    -inf for a group below the threshold. Without noise both are the group's largest logit.
+    """
+    bounds, others = maxima, maxima
     if temperature > 0:
-        noise = temperature * gumbel_bounds(seed, position, purpose, GROUPS)
-        # The kernel that scores an id may round its sum otherwise.
-        bounds = maxima + noise + (tl.abs(maxima) + tl.abs(noise)) * _ROOM
-    return tl.where((maxima >= threshold) & (maxima > -float("inf")), bounds, -float("inf"))
+        noise, other_noise = gumbel_bounds(seed, position, purpose, LANES, SPAN)
+        # What scores an id may round its sum otherwise.
+        room = (tl.abs(maxima) + tl.abs(noise) * temperature) * _ROOM
+        bounds = maxima + temperature * noise + room
+        others = maxima + temperature * other_noise + room
+    is_open = (maxima >= threshold) & (maxima > -float("inf"))
+    return tl.where(is_open, bounds, -float("inf")), tl.where(is_open, others, -float("inf"))
 
 
 @triton.jit
-def _best_of(
+def _better(best, token_id, logit, score, ids, x) -> Any:
+    """The best of what there was and of new scores of ids with logits x, vectors; the lower id of equal ones."""
+    top = tl.max(score, axis=0)
+    top_id = tl.min(tl.where((score == top) & (score > -float("inf")), ids, _NO_ID), axis=0)
+    top_logit = tl.max(tl.where(ids == top_id, x, -float("inf")), axis=0)
+    wins = (top > best) | ((top == best) & (top_id < token_id))
+    return tl.where(wins, top, best), tl.where(wins, top_id, token_id), tl.where(wins, top_logit, logit)
+
+
+@triton.jit
+def _score_holders(
+    base,
+    vocab_size,
+    chosen,
+    start,
+    count,
+    above,
+    threshold,
+    temperature,
+    seed,
+    position,
+    purpose: tl.constexpr,
+    NUM,
+) -> Any:
+    """Score, id and logit of the holder in each of NUM of the chosen groups, vectors; -inf where there is none."""
+    place = start + tl.arange(0, NUM)
+    groups = tl.load(chosen + place, mask=place < count, other=0)
+    least, _, holder = group_noise(seed, position, groups, purpose)
+    ids = groups * _GROUP + holder
+    x = tl.load(base + ids, mask=(place < count) & (ids < vocab_size), other=-float("inf")).to(tl.float32)
+    score = x - temperature * tl.log(least)
+    return tl.where((x >= threshold) & (x > above), score, -float("inf")), ids, x
+
+
+@triton.jit
+def _score_groups(
     base, vocab_size, chosen, start, count, above, threshold, temperature, seed, position, purpose, TILE
 ) -> Any:
-    """Best score, its lowest id, and that id's logit, in TILE of the chosen groups; above `above` alone."""
+    """Best score, its id and logit in each of TILE of the chosen groups, vectors; -inf where there is none."""
     groups, x = load_groups(base, vocab_size, chosen, start, count, TILE)
     score = x
     if temperature > 0:
         score += temperature * gumbels(seed, position, groups, purpose, TILE)
     score = tl.where((x >= threshold) & (x > above), score, -float("inf"))
-    best = tl.max(tl.max(score, axis=1), axis=0)
+    best = tl.max(score, axis=1)
     # Not by the index of a reduction over x flattened: Triton 3.6 then numbers x as its threads hold it.
     ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-    token_id = tl.min(
-        tl.min(tl.where((score == best) & (score > -float("inf")), ids, _NO_ID), axis=1), axis=0
-    )
-    return best, token_id, tl.max(tl.max(tl.where(ids == token_id, x, -float("inf")), axis=1), axis=0)
+    best_ids = tl.min(tl.where(score == best[:, None], ids, _NO_ID), axis=1)
+    return best, best_ids, tl.max(tl.where(ids == best_ids[:, None], x, -float("inf")), axis=1)
 
 
 @triton.jit
 def draw(
     base,
     vocab_size,
+    groups,
     maxima,
     bounds,
+    other_bounds,
     chosen,
     above,
     threshold,
@@ -146,47 +217,62 @@ def draw(
     seed,
     position,
     purpose: tl.constexpr,
-    GROUPS: tl.constexpr,
+    LANES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> Any:
     """Best score of a row among ids with logit > above and >= threshold, its lowest id, and that id's logit.
 
-    A score of -inf, and any id and logit, where there is none. maxima, bounds [GROUPS] of the row; chosen: scratch.
+    A score of -inf, and any id and logit, where there is none. groups, maxima and both bounds [LANES, SPAN] of the
+    row; chosen: scratch for as many groups.
     """
-    at = tl.arange(0, GROUPS)
-    bounds = tl.where(maxima > above, bounds, -float("inf"))
-    top = tl.max(bounds, axis=0)
-    first = tl.min(tl.where((bounds == top) & (bounds > -float("inf")), at, GROUPS), axis=0)
-    count = tl.sum((at == first).to(tl.int32), axis=0)
-    tl.debug_barrier()  # what is there may still be being read
-    tl.store(chosen, first, mask=count > 0)
-    tl.debug_barrier()
     best, token_id, logit = tl.full((), -float("inf"), tl.float32), tl.full((), _NO_ID, tl.int32), above
-    # Where there is no noise, the first group with the largest maximum has the answer.
-    for i in range(0, tl.where(temperature > 0, 2, 1)):
-        if i == 1:
-            reach = (bounds >= best) & (at != first) & (bounds > -float("inf"))
-            count = tl.sum(reach.to(tl.int32), axis=0)
-            if count > 0:
-                collect(chosen, at, reach)
-        for start in range(0, count, TILE):
-            score, other_id, other_logit = _best_of(
-                base,
-                vocab_size,
-                chosen,
-                start,
-                count,
-                above,
-                threshold,
-                temperature,
-                seed,
-                position,
-                purpose,
-                TILE,
-            )
-            wins = (score > best) | ((score == best) & (other_id < token_id))
-            best, token_id = tl.where(wins, score, best), tl.where(wins, other_id, token_id)
-            logit = tl.where(wins, other_logit, logit)
+    bounds = tl.where(maxima > above, bounds, -float("inf"))
+    tops = tl.max(bounds, axis=1)[:, None]
+    is_top = (bounds == tops) & (bounds > -float("inf"))
+    if temperature > 0:
+        # First each lane's most promising group, then those that may be better than what these gave.
+        wanted = is_top
+        for _ in range(0, 2):
+            count = collect(chosen, groups, wanted)
+            for start in range(0, count, LANES):
+                score, ids, x = _score_holders(
+                    base,
+                    vocab_size,
+                    chosen,
+                    start,
+                    count,
+                    above,
+                    threshold,
+                    temperature,
+                    seed,
+                    position,
+                    purpose,
+                    LANES,
+                )
+                best, token_id, logit = _better(best, token_id, logit, score, ids, x)
+            wanted = (bounds >= best) & (bounds > -float("inf")) & (bounds < tops)
+        wanted = (other_bounds >= best) & (bounds > -float("inf"))
+    else:
+        # The first of the groups with the largest logit has the answer.
+        firsts = tl.min(tl.where(is_top, groups, _NO_ID), axis=1)[:, None]
+        wanted = groups == tl.min(tl.min(tl.where(tops == largest(bounds), firsts, _NO_ID), axis=1), axis=0)
+    count = collect(chosen, groups, wanted)
+    for start in range(0, count, TILE):
+        score, ids, x = _score_groups(
+            base,
+            vocab_size,
+            chosen,
+            start,
+            count,
+            above,
+            threshold,
+            temperature,
+            seed,
+            position,
+            purpose,
+            TILE,
+        )
+        best, token_id, logit = _better(best, token_id, logit, score, ids, x)
     return best, token_id, logit
 
 
@@ -216,7 +302,8 @@ def _gumbel_argmax_kernel(
     HAS_THRESHOLD: tl.constexpr,
     HAS_LADDER: tl.constexpr,
     RUNGS: tl.constexpr,
-    PADDED: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """One row."""
@@ -230,24 +317,26 @@ def _gumbel_argmax_kernel(
         threshold = tl.load(thresholds + row)
     base, chosen = logits + row * logits_stride, chosen + row * num_groups
 
-    at = tl.arange(0, PADDED)
-    most = tl.load(maxima + row * num_groups + at, mask=at < num_groups, other=-float("inf"))
-    has_nan = tl.max((most != most).to(tl.int32), axis=0) > 0
+    groups, most = load_maxima(maxima + row * num_groups, num_groups, LANES, SPAN)
+    has_nan = largest((most != most).to(tl.int32)) > 0
     most = tl.where(has_nan, -float("inf"), most)
-    bounds = score_bounds(most, threshold, temperature, seed, position, purpose, PADDED)
+    bounds, other_bounds = score_bounds(most, threshold, temperature, seed, position, purpose, LANES, SPAN)
     num_rungs = 1
     if HAS_LADDER:
-        tl.store(rung_logits + row * (RUNGS + 1) + RUNGS, tl.max(most, axis=0))
         top_k = tl.load(top_ks + slot * parameter_stride)
         top_p = tl.load(top_ps + slot * parameter_stride)
-        num_rungs = tl.where(is_top_p_alone(temperature, top_k, top_p, vocab_size), RUNGS, 1)
+        has_ladder = is_top_p_alone(temperature, top_k, top_p, vocab_size)
+        num_rungs = tl.where(has_ladder, RUNGS, 1)
+        tl.store(rung_logits + row * (RUNGS + 1) + RUNGS, largest(most))
     above = tl.full((), -float("inf"), tl.float32)
     for rung in range(0, num_rungs):
         best, token_id, logit = draw(
             base,
             vocab_size,
+            groups,
             most,
             bounds,
+            other_bounds,
             chosen,
             above,
             threshold,
@@ -255,7 +344,7 @@ def _gumbel_argmax_kernel(
             seed,
             position,
             purpose,
-            PADDED,
+            LANES,
             TILE,
         )
         has_id = best > -float("inf")
@@ -263,8 +352,9 @@ def _gumbel_argmax_kernel(
             tl.store(token_ids + row, tl.where(has_id, token_id, 0).to(tl.int64))
             tl.store(failed + row, best == -float("inf"))
         if HAS_LADDER:
-            above = tl.where(has_id, logit, float("inf"))
-            tl.store(rung_ids + row * RUNGS + rung, tl.where(has_id, token_id, -1))
+            has_rung = has_id & has_ladder
+            above = tl.where(has_rung, logit, float("inf"))
+            tl.store(rung_ids + row * RUNGS + rung, tl.where(has_rung, token_id, -1))
             tl.store(rung_logits + row * (RUNGS + 1) + rung, above)
 
 
@@ -279,13 +369,12 @@ def gumbel_argmax_triton(
     failed: torch.Tensor,
     chosen: torch.Tensor,
     ladder: Ladder | None = None,
-    num_warps: int = 8,
+    launch: Launch = LAUNCH,
 ) -> None:
     """One program for every row."""
     stride = rows.temperature.stride(0)
     assert stride == rows.top_k.stride(0) == rows.top_p.stride(0)
     num_groups = groups.maxima.shape[1]
-    padded = max(4, triton.next_power_of_2(num_groups))
     _gumbel_argmax_kernel[(logits.shape[0],)](
         logits,
         logits.stride(0),
@@ -311,9 +400,11 @@ def gumbel_argmax_triton(
         HAS_THRESHOLD=thresholds is not None,
         HAS_LADDER=ladder is not None,
         RUNGS=RUNGS,
-        PADDED=padded,
-        TILE=min(_TILE, padded),
-        num_warps=num_warps,
+        LANES=num_lanes(num_groups),
+        SPAN=SPAN,
+        TILE=TILE,
+        num_warps=launch.num_warps,
+        maxnreg=launch.max_registers,
     )
 
 

@@ -1,16 +1,19 @@
 """Sampling noise: a pure function of (seed, position, token id, purpose) and of a version number.
 
-    words(i)    = philox4x32_10(key = seed, counter = (i, position, purpose, NOISE_VERSION))
-    e[id]       = exponential(words(id // 4)[id % 4])
-    least[g]    = exponential(words(2^31 + g // 4)[g % 4]) / 64            g = id // 64, a group of 64 ids
-    gumbel[id]  = -log(e[id] - (smallest e of the group) + least[g])       finite, in [-2.82, 27.05]
+    words(i)   = philox4x32_10(key = seed, counter = (i, position, purpose, NOISE_VERSION))
+    e[id]      = exponential(words(id // 4)[id % 4])
+    a, b       = the two words of words(2^31 + g // 2) from 2 * (g % 2) on        g = id // 64, a group of 64 ids
+    least[g]   = exponential(a) / 64,   holder[g] = b % 64
+    gap[g]     = exponential(b - b % 64 + 32) / 63
+    gumbel[id] = -log(least[g])                                         for the group's holder, id % 64 == holder[g]
+                 -log(least[g] + gap[g] + e[id] - (smallest e of the group's other ids))          for the other ids
 
     exponential(word) = -log(1 - v),   v = clamp(float(word), 0.5) * 2^-32, at most 1 - 2^-24
 
-That is independent Gumbel noise: the smallest of 64 exponentials is exponential with 64 times the rate, and nothing
-that the others have above it depends on it, so another draw may stand in its place. What it buys: the largest noise
-of a group, `-log(least[g])`, is known without drawing any of its ids'. One draw for every 64 ids bounds the scores of a
-row, and the 64 words of a group are drawn only where its bound reaches the best score.
+That is independent Gumbel noise, finite, in [-2.85, 27.05]: the smallest of 64 exponentials has 64 times the rate, any
+of them may be it, and above it the other 63 are independent exponentials again, whose smallest has 63 times the rate
+and is independent of what the others have above it. What it buys: one draw for two groups of 64 ids gives the largest
+noise of each and the id that has it, and a bound for the others. The ids' own words are drawn in few groups of a row.
 
 The tail that decides an argmax is a small `least`, where a float32 is finest; so the stream resolves probabilities
 down to 2^-32. Whatever changes a stream (layout, rounds, conversion) must raise `NOISE_VERSION`.
@@ -40,7 +43,7 @@ _GROUPS_FROM = 1 << 31  # counter of the first groups, where no id's is
 _SERIES_BELOW = 2.0**-8  # below this, -log(1 - v) by its series: 1 - v would round the low bits of v away
 _VERSION, _FROM = tl.constexpr(NOISE_VERSION), tl.constexpr(_GROUPS_FROM)
 _SERIES = tl.constexpr(_SERIES_BELOW)
-_SIZE = tl.constexpr(GROUP)
+_SIZE, _INVERSE = tl.constexpr(GROUP), tl.constexpr(1 / (GROUP - 1))
 # log(2) * 2^-23, and log(2) * (127 + 32) + log(GROUP): what makes -log(v / GROUP) of the bits of a float32.
 _SLOPE, _OFFSET = tl.constexpr(8.262958294867817e-08), tl.constexpr(math.log(2) * 159 + math.log(GROUP))
 
@@ -95,10 +98,14 @@ def gumbel_torch(seeds: torch.Tensor, positions: torch.Tensor, purpose: int, num
     num_groups = -(-num_ids // GROUP)
     e = exponential_torch(noise_words_torch(seeds, positions, purpose, 0, num_groups * GROUP // 4))
     e = e.unflatten(1, (num_groups, GROUP))
-    words = noise_words_torch(seeds, positions, purpose, _GROUPS_FROM, -(-num_groups // 4))[:, :num_groups]
-    least = exponential_torch(words) / GROUP
-    e = e - e.amin(dim=2, keepdim=True) + least[:, :, None]
-    return -torch.log(e).flatten(1)[:, :num_ids]
+    words = noise_words_torch(seeds, positions, purpose, _GROUPS_FROM, -(-num_groups // 2))
+    words = words[:, : 2 * num_groups, None]
+    a, b = words[:, ::2], words[:, 1::2]
+    holder, least = b % GROUP, exponential_torch(a) / GROUP
+    gap = exponential_torch(b - holder + GROUP // 2) / (GROUP - 1)
+    is_holder = torch.arange(GROUP, device=e.device) == holder
+    lowest = e.masked_fill(is_holder, torch.inf).amin(dim=2, keepdim=True)
+    return -torch.log(least + torch.where(is_holder, 0.0, gap + (e - lowest))).flatten(1)[:, :num_ids]
 
 
 @triton.jit
@@ -132,30 +139,46 @@ def exponential(word) -> Any:
 
 
 @triton.jit
-def _in_order(words, SHAPE: tl.constexpr) -> Any:
-    """The four words of each counter side by side, reshaped to SHAPE."""
-    return tl.reshape(tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3])), SHAPE)
+def _bound(v) -> Any:
+    """-log(v * 2^-32 / 64) or a little more: a float32's bits as an integer are straight lines below its logarithm."""
+    return v.to(tl.int32, bitcast=True).to(tl.float32) * -_SLOPE + _OFFSET
 
 
 @triton.jit
-def gumbel_bounds(seed, position, purpose: tl.constexpr, GROUPS: tl.constexpr) -> Any:
-    """A bound from above of the noise in each of the first GROUPS groups of one row, near it where that is large.
+def gumbel_bounds(seed, position, purpose: tl.constexpr, LANES: tl.constexpr, SPAN: tl.constexpr) -> Any:
+    """Bounds from above of the noise in the first LANES * SPAN groups of one row, near it where that is large.
 
-    float32 [GROUPS], GROUPS at least 4. Without a logarithm: least >= v / 64, and the bits of a float32 as an integer
-    grow as its logarithm does, in straight lines below it.
+    Two float32 [LANES, SPAN], of holders and of other ids; no logarithm is taken. SPAN is at least 2.
     """
-    index = tl.arange(0, GROUPS // 4).to(tl.uint32) + tl.full((), _FROM, tl.uint32)
-    word = _in_order(noise_words(seed, position, index, purpose), (GROUPS,))
-    return word.to(tl.float32).to(tl.int32, bitcast=True).to(tl.float32) * -_SLOPE + _OFFSET
+    pairs = tl.arange(0, LANES)[:, None] * (SPAN // 2) + tl.arange(0, SPAN // 2)[None, :]
+    w0, w1, w2, w3 = noise_words(seed, position, pairs.to(tl.uint32) + tl.full((), _FROM, tl.uint32), purpose)
+    a = tl.reshape(tl.join(w0, w2), (LANES, SPAN)).to(tl.float32)
+    b = tl.reshape(tl.join(w1, w3), (LANES, SPAN)).to(tl.float32)
+    # An exponential is at least its v.
+    return _bound(a), _bound(a + tl.maximum(b - _SIZE, 0.0))
+
+
+@triton.jit
+def group_noise(seed, position, groups, purpose: tl.constexpr) -> Any:
+    """`least`, `gap` and `holder` of some groups of one row: int32 [n] -> float32 [n], float32 [n], int32 [n]."""
+    index = (groups // 2).to(tl.uint32) + tl.full((), _FROM, tl.uint32)
+    w0, w1, w2, w3 = noise_words(seed, position, index, purpose)
+    a, b = tl.where(groups % 2 == 0, w0, w2), tl.where(groups % 2 == 0, w1, w3)
+    holder = b % _SIZE
+    return (
+        exponential(a) * (1.0 / _SIZE),
+        exponential(b - holder + _SIZE // 2) * _INVERSE,
+        holder.to(tl.int32),
+    )
 
 
 @triton.jit
 def gumbels(seed, position, groups, purpose: tl.constexpr, NUM: tl.constexpr) -> Any:
     """Noise of the ids of some groups of one row: groups int32 [NUM] -> float32 [NUM, GROUP]."""
     fours = groups[:, None] * (_SIZE // 4) + tl.arange(0, _SIZE // 4)[None, :]
-    e = exponential(_in_order(noise_words(seed, position, fours.to(tl.uint32), purpose), (NUM, _SIZE)))
-    index = (groups // 4).to(tl.uint32) + tl.full((), _FROM, tl.uint32)
-    w0, w1, w2, w3 = noise_words(seed, position, index, purpose)
-    word = tl.where(groups % 4 < 2, tl.where(groups % 4 == 0, w0, w1), tl.where(groups % 4 == 2, w2, w3))
-    least = exponential(word) * (1.0 / _SIZE)
-    return -tl.log(e - tl.min(e, axis=1)[:, None] + least[:, None])
+    w0, w1, w2, w3 = noise_words(seed, position, fours.to(tl.uint32), purpose)
+    e = exponential(tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (NUM, _SIZE)))
+    least, gap, holder = group_noise(seed, position, groups, purpose)
+    is_holder = tl.arange(0, _SIZE)[None, :] == holder[:, None]
+    lowest = tl.min(tl.where(is_holder, float("inf"), e), axis=1)
+    return -tl.log(least[:, None] + tl.where(is_holder, 0.0, gap[:, None] + (e - lowest[:, None])))

@@ -22,16 +22,18 @@ from typing import Any
 import torch
 
 from core_runner.sampling.kernels.group_maxima import (
+    SPAN,
     Groups,
-    collect,
-    is_top_p_alone,
-    load_groups,
+    load_maxima,
     log2_scale,
+    num_lanes,
     top_p_alone,
+    total_mass,
     weights,
 )
 from core_runner.sampling.kernels.gumbel_argmax import (
     RUNGS,
+    TILE,
     Ladder,
     draw,
     first_best_torch,
@@ -44,7 +46,7 @@ from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-_TILE, _DRAW_TILE = 64, 16  # groups that are summed, and scored, together
+_TILE, _BLOCK = 4096 // GROUP, 4096  # groups, and ids of a row that goes on alone, whose mass is summed together
 _GROUP = tl.constexpr(GROUP)
 _LEAST_NEED = tl.constexpr(
     1e-30
@@ -70,8 +72,6 @@ def _masses_kernel(
     vocab_size,
     slots,
     temperatures,
-    top_ks,
-    top_ps,
     parameter_stride,
     maxima,
     num_groups,
@@ -82,40 +82,35 @@ def _masses_kernel(
 ) -> None:
     """The mass above each rung of one row, in one tile of its groups."""
     row = tl.program_id(0).to(tl.int64)
-    parameters = tl.load(slots + row).to(tl.int64) * parameter_stride
-    temperature = tl.load(temperatures + parameters)
-    top_k, top_p = tl.load(top_ks + parameters), tl.load(top_ps + parameters)
-    if not is_top_p_alone(temperature, top_k, top_p, vocab_size):
-        return
-    groups = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    tile, num_tiles = tl.program_id(1), tl.num_programs(1)
+    groups = tile * TILE + tl.arange(0, TILE)
     most = tl.load(maxima + row * num_groups + groups, mask=groups < num_groups, other=-float("inf"))
     rung_logits += row * (RUNGS + 1)
     has_more = most > tl.load(rung_logits)
-    target = masses + row * RUNGS * tl.num_programs(1) + tl.program_id(1)
     if tl.max(has_more.to(tl.int32), axis=0) > 0:
         ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-        x = tl.load(
-            logits + row * logits_stride + ids,
-            mask=has_more[:, None] & (ids < vocab_size),
-            other=-float("inf"),
-        ).to(tl.float32)
+        inside = has_more[:, None] & (ids < vocab_size)
+        x = tl.load(logits + row * logits_stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
+        temperature = tl.load(temperatures + tl.load(slots + row).to(tl.int64) * parameter_stride)
         weight = weights(x, tl.load(rung_logits + RUNGS), log2_scale(temperature))
         for rung in tl.static_range(RUNGS):
             above = tl.where(x > tl.load(rung_logits + rung), weight, 0.0)
-            tl.store(target + rung * tl.num_programs(1), tl.sum(tl.sum(above, axis=1), axis=0))
+            mass = tl.sum(tl.sum(above, axis=1), axis=0)
+            tl.store(masses + (row * RUNGS + rung) * num_tiles + tile, mass)
     else:
         for rung in tl.static_range(RUNGS):
-            tl.store(target + rung * tl.num_programs(1), 0.0)
+            tl.store(masses + (row * RUNGS + rung) * num_tiles + tile, 0.0)
 
 
 @triton.jit
-def _mass_above(base, vocab_size, chosen, count, above, best, scale, TILE: tl.constexpr) -> Any:
-    """Weight of the logits > above in the chosen groups."""
-    mass = tl.zeros((TILE, _GROUP), tl.float32)
-    for start in range(0, count, TILE):
-        _, x = load_groups(base, vocab_size, chosen, start, count, TILE)
+def _mass_above(base, vocab_size, above, best, scale, BLOCK: tl.constexpr) -> Any:
+    """Weight of the logits > above in a whole row."""
+    lane = tl.arange(0, BLOCK)
+    mass = tl.zeros((BLOCK,), tl.float32)
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
+        x = tl.load(base + start + lane, mask=lane < vocab_size - start, other=-float("inf")).to(tl.float32)
         mass += tl.where(x > above, weights(x, best, scale), 0.0)
-    return tl.sum(tl.sum(mass, axis=1), axis=0)
+    return tl.sum(mass, axis=0)
 
 
 @triton.jit
@@ -127,7 +122,6 @@ def _nucleus_kernel(
     logits_indices,
     positions,
     temperatures,
-    top_ks,
     top_ps,
     parameter_stride,
     seeds,
@@ -144,45 +138,46 @@ def _nucleus_kernel(
     token_ids,
     purpose: tl.constexpr,
     RUNGS: tl.constexpr,
-    PADDED: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
-    DRAW_TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     """One row: its first rung inside the nucleus, or more rungs."""
     row = tl.program_id(0).to(tl.int64)
+    if tl.load(rung_ids + row * RUNGS) < 0:
+        return
     slot = tl.load(slots + row).to(tl.int64)
     temperature = tl.load(temperatures + slot * parameter_stride)
-    top_k, top_p = tl.load(top_ks + slot * parameter_stride), tl.load(top_ps + slot * parameter_stride)
-    first_id = tl.load(rung_ids + row * RUNGS)
-    if (first_id < 0) | (not is_top_p_alone(temperature, top_k, top_p, vocab_size)):
-        return
-    at = tl.arange(0, PADDED)
-    most = tl.load(maxima + row * num_groups + at, mask=at < num_groups, other=-float("inf"))
-    part = tl.load(sums + row * num_groups + at, mask=at < num_groups, other=0.0)
+    top_p = tl.load(top_ps + slot * parameter_stride)
+    groups, most = load_maxima(maxima + row * num_groups, num_groups, LANES, SPAN)
     best, scale = tl.load(rung_logits + row * (RUNGS + 1) + RUNGS), log2_scale(temperature)
-    need = tl.maximum(top_p * tl.sum(part * weights(most, best, scale), axis=0), _LEAST_NEED)
+    total = total_mass(sums + row * num_groups, groups, most, num_groups, best, scale)
+    need = tl.maximum(top_p * total, _LEAST_NEED)
 
     tile = tl.arange(0, TILES)
-    chosen_id, is_inside = first_id, False
-    for rung in tl.static_range(RUNGS):
-        mass = tl.load(masses + (row * RUNGS + rung) * num_tiles + tile, mask=tile < num_tiles, other=0.0)
-        if not is_inside:
-            is_inside = tl.sum(mass, axis=0) < need
-            chosen_id = tl.load(rung_ids + row * RUNGS + rung)
-    if not is_inside:
+    token_id, is_inside = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+    for rung in range(0, RUNGS):
+        if is_inside == 0:
+            mass = tl.load(masses + (row * RUNGS + rung) * num_tiles + tile, mask=tile < num_tiles, other=0.0)
+            is_inside = (tl.sum(mass, axis=0) < need).to(tl.int32)
+            token_id = tl.load(rung_ids + row * RUNGS + rung)
+    if is_inside == 0:
         seed = tl.load(seeds + slot * seed_stride)
         position = tl.load(positions + tl.load(logits_indices + row)) + 1
         threshold = tl.load(thresholds + row)
         base, chosen = logits + row * logits_stride, chosen + row * num_groups
-        bounds = score_bounds(most, threshold, temperature, seed, position, purpose, PADDED)
+        bounds, others = score_bounds(most, threshold, temperature, seed, position, purpose, LANES, SPAN)
         above = tl.load(rung_logits + row * (RUNGS + 1) + RUNGS - 1)
-        while not is_inside:
-            _, chosen_id, above = draw(
+        while is_inside == 0:
+            _, token_id, above = draw(
                 base,
                 vocab_size,
+                groups,
                 most,
                 bounds,
+                others,
                 chosen,
                 above,
                 threshold,
@@ -190,12 +185,11 @@ def _nucleus_kernel(
                 seed,
                 position,
                 purpose,
-                PADDED,
-                DRAW_TILE,
+                LANES,
+                TILE,
             )
-            count = collect(chosen, at, most > above)
-            is_inside = _mass_above(base, vocab_size, chosen, count, above, best, scale, TILE) < need
-    tl.store(token_ids + row, chosen_id.to(tl.int64))
+            is_inside = (_mass_above(base, vocab_size, above, best, scale, BLOCK) < need).to(tl.int32)
+    tl.store(token_ids + row, token_id.to(tl.int64))
 
 
 def nucleus_triton(
@@ -213,23 +207,23 @@ def nucleus_triton(
     """Two launches: the mass above every rung, tile by tile, and the choice. Other rows leave both at once."""
     assert groups.sums is not None
     num_rows, num_groups, num_tiles = logits.shape[0], groups.maxima.shape[1], masses.shape[2]
-    parameters = (rows.temperature, rows.top_k, rows.top_p, rows.temperature.stride(0))
-    tile = min(_TILE, triton.next_power_of_2(num_groups))
+    stride = rows.temperature.stride(0)
+    assert stride == rows.top_p.stride(0)
     _masses_kernel[(num_rows, num_tiles)](
         logits,
         logits.stride(0),
         vocab_size,
         rows.slots,
-        *parameters,
+        rows.temperature,
+        stride,
         groups.maxima,
         num_groups,
         ladder.logits,
         masses,
         RUNGS=RUNGS,
-        TILE=tile,
-        num_warps=4,
+        TILE=_TILE,
+        num_warps=8,
     )
-    padded = max(4, triton.next_power_of_2(num_groups))
     _nucleus_kernel[(num_rows,)](
         logits,
         logits.stride(0),
@@ -237,7 +231,9 @@ def nucleus_triton(
         rows.slots,
         rows.logits_indices,
         rows.positions,
-        *parameters,
+        rows.temperature,
+        rows.top_p,
+        stride,
         rows.seed,
         rows.seed.stride(0),
         groups.maxima,
@@ -252,10 +248,11 @@ def nucleus_triton(
         token_ids,
         purpose=purpose,
         RUNGS=RUNGS,
-        PADDED=padded,
+        LANES=num_lanes(num_groups),
+        SPAN=SPAN,
         TILES=triton.next_power_of_2(num_tiles),
-        TILE=tile,
-        DRAW_TILE=min(_DRAW_TILE, tile),
+        TILE=TILE,
+        BLOCK=_BLOCK,
         num_warps=8,
     )
 

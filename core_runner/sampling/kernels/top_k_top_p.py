@@ -25,11 +25,16 @@ from typing import Any
 import torch
 
 from core_runner.sampling.kernels.group_maxima import (
+    SPAN,
     Groups,
     collect,
+    largest,
     load_groups,
+    load_maxima,
     log2_scale,
+    num_lanes,
     top_p_alone,
+    total_mass,
     weights,
 )
 from core_runner.sampling.kernels.noise import GROUP
@@ -37,7 +42,7 @@ from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-_TILE = 64  # groups that are looked at together
+_TILE = 4096 // GROUP  # groups that are looked at together
 _GROUP = tl.constexpr(GROUP)
 # Low bits of a float32 that are zero in every logit of a type: a search has as many steps fewer.
 _ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
@@ -149,7 +154,7 @@ def _kth_maximum(maxima, low, high, top_k, num_groups, ZERO_BITS: tl.constexpr) 
     num_low = top_k * 0 + num_groups  # a single group is a compile-time constant, which no loop may change
     while (low + 1 < high) & (num_low > top_k + _SLACK):
         middle = _middle(low, high)
-        count = tl.sum((maxima >= _logit(middle, ZERO_BITS)).to(tl.int32), axis=0)
+        count = tl.sum(tl.sum((maxima >= _logit(middle, ZERO_BITS)).to(tl.int32), axis=1), axis=0)
         low, num_low = tl.where(count >= top_k, middle, low), tl.where(count >= top_k, count, num_low)
         high = tl.where(count >= top_k, high, middle)
     return low
@@ -173,7 +178,8 @@ def _top_k_top_p_kernel(
     thresholds,
     EXACT: tl.constexpr,
     ZERO_BITS: tl.constexpr,
-    PADDED: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """Threshold of one row."""
@@ -190,9 +196,8 @@ def _top_k_top_p_kernel(
 
     base, chosen = logits + row * logits_stride, chosen + row * num_groups
     scale = log2_scale(temperature)
-    at = tl.arange(0, PADDED)
-    most = tl.load(maxima + row * num_groups + at, mask=at < num_groups, other=-float("inf"))
-    best = tl.max(most, axis=0)
+    groups, most = load_maxima(maxima + row * num_groups, num_groups, LANES, SPAN)
+    best = largest(most)
     threshold = tl.full((), -float("inf"), tl.float32)
     if by_count | by_mass:
         low, high = _key(threshold, ZERO_BITS), _key(best, ZERO_BITS) + 1
@@ -202,7 +207,7 @@ def _top_k_top_p_kernel(
             # Even a whole vocabulary below this holds less than half of what top-p may leave out.
             floor = best + temperature * tl.log((1.0 - top_p) * 0.5 / vocab_size)
             low = tl.where(floor > threshold, tl.maximum(low, _key(floor, ZERO_BITS)), low)
-        count = collect(chosen, at, (most >= _logit(low, ZERO_BITS)) & (at < num_groups))
+        count = collect(chosen, groups, (most >= _logit(low, ZERO_BITS)) & (groups < num_groups))
         if by_count:
             low = _bisect(
                 base, vocab_size, chosen, count, low, high, top_k, best, scale, False, ZERO_BITS, TILE
@@ -212,8 +217,7 @@ def _top_k_top_p_kernel(
                 kth = _logit(low, ZERO_BITS)
                 _, mass = _tally(base, vocab_size, chosen, count, kth, best, scale, True, TILE)
             else:
-                part = tl.load(sums + row * num_groups + at, mask=at < num_groups, other=0.0)
-                mass = tl.sum(part * weights(most, best, scale), axis=0)
+                mass = total_mass(sums + row * num_groups, groups, most, num_groups, best, scale)
             need = top_p * mass
             low = _bisect(
                 base, vocab_size, chosen, count, low, high, need, best, scale, True, ZERO_BITS, TILE
@@ -253,7 +257,8 @@ def top_k_top_p_triton(
         thresholds,
         EXACT=exact,
         ZERO_BITS=_ZERO_BITS[logits.dtype],
-        PADDED=triton.next_power_of_2(groups.maxima.shape[1]),
+        LANES=num_lanes(groups.maxima.shape[1]),
+        SPAN=SPAN,
         TILE=min(_TILE, triton.next_power_of_2(groups.maxima.shape[1])),
         num_warps=8,
     )
