@@ -10,10 +10,23 @@ ids, so a row without NaN has no NaN in its values.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
+
+
+class Launch(NamedTuple):
+    """How a row's program runs. block: ids that are looked at together."""
+
+    block: int = 4096
+    num_warps: int = 8
+    stages: int = 3
+
+
+LAUNCH = Launch()
 
 
 def logprobs_torch(
@@ -43,6 +56,7 @@ def _logprobs_kernel(
     ranks,
     BLOCK: tl.constexpr,
     IDS: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     """One row: running maximum and sum of exp, and the count of larger logits, in one pass."""
     row = tl.program_id(0).to(tl.int64)
@@ -58,7 +72,7 @@ def _logprobs_kernel(
     lane_best = tl.full((BLOCK,), -float("inf"), tl.float32)
     lane_total = tl.zeros((BLOCK,), tl.float32)
     lane_larger = tl.zeros((BLOCK,), tl.int32)
-    for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
         inside = lane < vocab_size - start
         x = tl.load(base + start + lane, mask=inside, other=-float("inf")).to(tl.float32)
         # Differences of equal infinities are NaN, hence the tests for equality.
@@ -77,7 +91,12 @@ def _logprobs_kernel(
 
 
 def logprobs_triton(
-    logits: torch.Tensor, vocab_size: int, ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor
+    logits: torch.Tensor,
+    vocab_size: int,
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    ranks: torch.Tensor,
+    launch: Launch = LAUNCH,
 ) -> None:
     """One program for every row."""
     _logprobs_kernel[(logits.shape[0],)](
@@ -90,9 +109,10 @@ def logprobs_triton(
         values,
         values.stride(0),
         ranks,
-        BLOCK=4096 if vocab_size > 4096 else 1024,
+        BLOCK=launch.block if vocab_size > launch.block else 1024,
         IDS=triton.next_power_of_2(ids.shape[1]),
-        num_warps=8,
+        STAGES=launch.stages,
+        num_warps=launch.num_warps,
     )
 
 

@@ -46,7 +46,10 @@ from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-_TILE, _BLOCK = 4096 // GROUP, 4096  # groups, and ids of a row that goes on alone, whose mass is summed together
+_TILE, _BLOCK = (
+    4096 // GROUP,
+    4096,
+)  # groups, and ids of a row that goes on alone, whose mass is summed together
 _GROUP = tl.constexpr(GROUP)
 _LEAST_NEED = tl.constexpr(
     1e-30

@@ -149,8 +149,14 @@ def _bisect(
 
 
 @triton.jit
-def _kth_maximum(maxima, low, high, top_k, num_groups, ZERO_BITS: tl.constexpr) -> Any:
+def _kth_maximum(
+    groups, maxima, low, high, top_k, num_groups, ZERO_BITS: tl.constexpr, SPAN: tl.constexpr
+) -> Any:
     """A key from which on there are at least top_k of the maxima, and few more; `low` if there are fewer in all."""
+    # Each lane has its largest: a good start where k is not larger than the number of lanes.
+    tops = tl.where(tl.min(groups, axis=1) < num_groups, tl.max(maxima, axis=1), float("inf"))
+    if top_k * SPAN <= num_groups:
+        low = tl.maximum(low, _key(tl.min(tops, axis=0), ZERO_BITS))
     num_low = top_k * 0 + num_groups  # a single group is a compile-time constant, which no loop may change
     while (low + 1 < high) & (num_low > top_k + _SLACK):
         middle = _middle(low, high)
@@ -202,7 +208,7 @@ def _top_k_top_p_kernel(
     if by_count | by_mass:
         low, high = _key(threshold, ZERO_BITS), _key(best, ZERO_BITS) + 1
         if by_count:
-            low = _kth_maximum(most, low, high, top_k, num_groups, ZERO_BITS)
+            low = _kth_maximum(groups, most, low, high, top_k, num_groups, ZERO_BITS, SPAN)
         else:
             # Even a whole vocabulary below this holds less than half of what top-p may leave out.
             floor = best + temperature * tl.log((1.0 - top_p) * 0.5 / vocab_size)
