@@ -26,19 +26,17 @@ def test_close_to_transformers_modules(name: str, tmp_path: Path) -> None:
     assert float((got - expected).norm() / expected.norm()) < 2e-2
 
 
-@pytest.mark.parametrize(("num_tokens", "at_most"), [(40, 11), (4, 9)])
-def test_kernels_of_a_layer(num_tokens: int, at_most: int, tmp_path: Path) -> None:
-    """Attention's are among them: those of decode rows, of prefills, and the joining of split caches."""
+@pytest.mark.parametrize("num_tokens", [40, 4])
+def test_a_third_of_the_kernels(num_tokens: int, tmp_path: Path) -> None:
+    save_tiny("qwen3", tmp_path)
     counts = []
-    for layers in (2, 6):
-        save_tiny("qwen3", tmp_path / str(layers), num_hidden_layers=layers)
-        state = load_state(tmp_path / str(layers), **ON_GPU)
+    for fused_layers in (True, False):
+        state = load_state(tmp_path, fused_layers=fused_layers, **ON_GPU)
         hidden_states(state, (num_tokens,))  # compiles
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             hidden_states(state, (num_tokens,))
-        on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-        counts.append(sum("Mem" not in event.name for event in on_gpu))
-    assert 4 < (counts[1] - counts[0]) / 4 <= at_most
+        counts.append(sum(e.device_type == torch.autograd.DeviceType.CUDA for e in profile.events()))
+    assert 0 < 3 * counts[0] < counts[1]
 
 
 @pytest.mark.parametrize("size", [96, 576, 1536, 2880, 3072, 5120, 12288])

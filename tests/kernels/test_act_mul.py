@@ -24,7 +24,8 @@ def test_kernel_equals_twin(act: str, dtype: torch.dtype, device: torch.device) 
         out = torch.full((num_rows, size), 7777.0, dtype=dtype, device=device)
         op(gate_up, act, out, *shape)
         results.append(out)
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    # torch's 1 + tanh cancels for negative gates, which a sigmoid does not.
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(results[1], results[0], **tolerance)
     torch.testing.assert_close(results[2], results[1], rtol=0, atol=0)
 
