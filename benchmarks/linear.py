@@ -213,18 +213,13 @@ def measure_decoder(device: torch.device) -> list[dict[str, Any]]:
 
 
 def other_cuts(product: Product, n: int) -> Iterator[LinearConfig]:
-    """Cuts whose first columns fit into the registers, and the others into shared memory."""
-    cuts = itertools.product((4, 8, 16, 32, 64), (512, 1024, 2048, 4096), (2, 4, 8, 16), (1, 3, 4))
-    for block_m, block_k, warps, stages in cuts:
+    """Cuts whose columns fit into the registers, and with x into shared memory."""
+    for block_m, block_k, warps in itertools.product(
+        (4, 8, 16, 32, 64), (512, 1024, 2048, 4096), (2, 4, 8, 16)
+    ):
         held = block_m * block_k * 2 // (32 * warps)
-        staged = (block_m + n) * block_k * 2 * (1 if block_k >= product.k else stages)
-        if (
-            48 <= held <= 256
-            and staged <= 110_000
-            and block_k < 2 * product.k
-            and (stages == 1 or block_k < product.k)
-        ):
-            yield LinearConfig(block_m, block_k, warps, stages)
+        if 48 <= held <= 256 and (block_m + n) * block_k * 2 <= 110_000 and block_k < 2 * product.k:
+            yield LinearConfig(block_m, block_k, warps)
 
 
 def sweep(device: torch.device, names: list[str], rows: list[int]) -> list[dict[str, Any]]:

@@ -57,18 +57,19 @@ def linear_torch(
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """The cut: rows of weight a program, columns of them a step, warps that share those, and steps in flight."""
+    """The cut: rows of weight a program, columns of them a step, warps that share those."""
 
     block_m: int
     block_k: int
     num_warps: int
-    num_stages: int = 1
 
 
-def linear_config(n: int, m: int, k: int) -> LinearConfig:
-    """The cut for x [n, k] and weight [m, k]."""
-    block_k = min(max(triton.next_power_of_2(k), 128), 4096)
-    return LinearConfig(8, block_k, 8 if block_k > 1024 else 4)
+def linear_config(n: int, k: int) -> LinearConfig:
+    """The cut for x [n, k], whatever the rows of weight: measured on an H200 for n to 16 and k from 1024 to 14336."""
+    width = max(64, triton.next_power_of_2(k))
+    if n > 8 or width <= 1024:
+        return LinearConfig(16, min(width, 1024), 4)
+    return LinearConfig(8, 2048, 8) if k < 4096 else LinearConfig(8, 1024, 4)
 
 
 @triton.jit
@@ -112,7 +113,6 @@ def _linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
-    STAGES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -152,8 +152,8 @@ def _linear_kernel(
     if HAS_NORM:
         mean_square = _mean_square(x_at, is_token, cols, K, BLOCK_K)
     acc = tl.zeros([SPLIT, ROWS, BLOCK_M], tl.float32)
-    # What was asked for first is used last, when the rest is on its way.
-    for first in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
+    # What was asked for first is used last, when the others are on their way.
+    for first in range(BLOCK_K, K, BLOCK_K):
         is_col = first + cols < K
         tile = tl.load(x_at + first, mask=is_token & is_col[:, None, :], other=0.0)
         w = tl.load(w_at + first, mask=is_row & is_col[:, None, :], other=0.0)
@@ -187,7 +187,7 @@ def linear_triton(
 ) -> torch.Tensor:
     """Launch one program for every `block_m` rows of weight."""
     (n, k), m = x.shape, weight.shape[0]
-    config = config or linear_config(n, m, k)
+    config = config or linear_config(n, k)
     out = x.new_empty(n, m if activation is None else m // 2)
     _linear_kernel[(triton.cdiv(m, config.block_m),)](
         out,
@@ -205,7 +205,6 @@ def linear_triton(
         BLOCK_M=config.block_m,
         BLOCK_K=config.block_k,
         SPLIT=config.num_warps,
-        STAGES=config.num_stages,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         HAS_NORM=norm is not None,

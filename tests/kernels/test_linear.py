@@ -26,7 +26,7 @@ from model_states.kernels.linear import (
 SHAPES = [
     (1, 40, 64, LinearConfig(8, 64, 2)),
     (3, 18, 72, LinearConfig(8, 128, 4)),
-    (5, 22, 200, LinearConfig(16, 64, 2, 3)),
+    (5, 22, 200, LinearConfig(16, 64, 2)),
     (16, 8, 48, LinearConfig(4, 64, 1)),
 ]
 EPS = 1e-5
@@ -146,13 +146,12 @@ def test_every_kind_of_norm(device: torch.device, dtype: torch.dtype, rounds_fir
 
 
 @pytest.mark.parametrize("k", [16, 64, 1000, 1024, 2048, 3072, 4096, 14336])
-@pytest.mark.parametrize("m", [8, 1024, 6144, 151936])
-def test_every_cut_can_be_launched(k: int, m: int) -> None:
-    for n in (1, 2, 5, MAX_ROWS):
-        config = linear_config(n, m, k)
-        assert config.block_k & (config.block_k - 1) == 0
-        assert config.block_k // config.num_warps >= 16, (
-            "a warp's part is at least what one product instruction takes"
-        )
-        held = config.block_m * config.block_k * 2 / (config.num_warps * 32)
-        assert held <= 256, "bytes of weight that a thread holds"
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 9, MAX_ROWS])
+def test_every_cut_can_be_launched(n: int, k: int) -> None:
+    config = linear_config(n, k)
+    assert config.block_k & (config.block_k - 1) == 0
+    assert config.block_k // config.num_warps >= 16, (
+        "a warp's part is at least what one product instruction takes"
+    )
+    assert config.block_m * config.block_k * 2 <= 256 * config.num_warps * 32, "weights fit into registers"
+    assert (config.block_m + MAX_ROWS) * config.block_k * 2 <= 100_000, "and with x into shared memory"
