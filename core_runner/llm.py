@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from core_runner.calls import Call, Job
 from core_runner.completions import expand
 from core_runner.config import RunnerConfig
 from core_runner.engine import Engine
@@ -27,13 +27,6 @@ from model_states.loading import GenerationDefaults
 
 Message = Mapping[str, Any]
 OnBadPrompt = Literal["raise", "return"]
-
-
-class _Job(NamedTuple):
-    """One prompt of a call: its text, if it came as text, and its requests, or the result that refuses it."""
-
-    prompt: str | None
-    requests: Sequence[Request | RequestOutput]
 
 
 class LLM:
@@ -134,29 +127,20 @@ class LLM:
 
     # ---- requests
 
-    def _run(self, jobs: Sequence[_Job], stream: bool) -> Generator[TextDelta, None, None]:
+    def _run(self, jobs: Sequence[Job], stream: bool) -> Generator[TextDelta, None, None]:
         """Feed requests as the queue has room and hand out deltas; on the way out, abort what is left."""
-        deltas: deque[TextDelta] = deque()
-        waiting = deque(
-            (index, job.prompt, request) for index, job in enumerate(jobs) for request in job.requests
-        )
-        unfinished: dict[str, list[str]] = {}  # names of prompts, and of their requests
+        call = Call(jobs, stream, self.engine, self._processor)
         try:
-            while waiting or unfinished:
+            while call.is_open:
                 with self._lock:
-                    while waiting and self.engine.scheduler.has_room:
-                        self._start(*waiting.popleft(), unfinished, deltas, stream)
-                while deltas:
-                    delta = deltas.popleft()
-                    if delta.output is not None:
-                        unfinished.pop(delta.output.request_id, None)
-                    yield delta
+                    call.feed()
+                yield from call.take()
                 # Without room for the next one, it is others' requests that have to be brought on.
-                if unfinished or waiting:
+                if call.is_open:
                     self._step()
         finally:
             with self._lock:
-                self._abandon(unfinished)
+                call.abandon()
 
     def _step(self) -> None:
         """One step, for the requests of every caller; its deltas go to each one's own queue."""
@@ -170,38 +154,12 @@ class LLM:
             if not updates and not self.engine.has_unfinished:
                 self._processor.end_aborted()
 
-    def _abandon(self, unfinished: Mapping[str, Sequence[str]]) -> None:
-        """Abort what a call leaves behind, and come to rest if nobody else has anything to run."""
-        for prompt_id, req_ids in unfinished.items():
-            self._processor.forget(prompt_id, req_ids)
-            for req_id in req_ids:
-                self.engine.abort(req_id)
-        if not self.engine.scheduler.has_unfinished:
-            self.engine.settle()
-
-    def _start(
-        self,
-        index: int,
-        prompt: str | None,
-        request: Request | RequestOutput,
-        unfinished: dict[str, list[str]],
-        deltas: deque[TextDelta],
-        stream: bool,
-    ) -> None:
-        if isinstance(request, RequestOutput):
-            deltas.append(TextDelta(index, "", [], "error", request))
-            return
-        # Known here before the engine knows it: then an interrupt in between leaves nothing behind.
-        unfinished.setdefault(request.prompt_id, []).append(request.req_id)
-        self._processor.track(request, index, prompt, deltas.append, stream)
-        self.engine.add_request(request)
-
     def _make_jobs(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         on_bad_prompt: OnBadPrompt,
-    ) -> list[_Job]:
+    ) -> list[Job]:
         if on_bad_prompt not in ("raise", "return"):
             raise RequestError(f"on_bad_prompt={on_bad_prompt!r} is not one of 'raise', 'return'")
         many = as_many(prompts)
@@ -215,11 +173,11 @@ class LLM:
             try:
                 request = self._make_request(req_id, prompt, param)
                 self.engine.validate(request)
-                jobs.append(_Job(text, expand(request, lambda: self._seeds.getrandbits(63))))
+                jobs.append(Job(text, expand(request, lambda: self._seeds.getrandbits(63))))
             except RequestError as error:
                 if on_bad_prompt == "raise":
                     raise
-                jobs.append(_Job(text, [_refusal(req_id, text, str(error))]))
+                jobs.append(Job(text, [_refusal(req_id, text, str(error))]))
         return jobs
 
     def _make_request(self, req_id: str, prompt: Prompt, params: SamplingParams) -> Request:

@@ -196,7 +196,9 @@ def _as_token_array(req_id: str, token_ids: Sequence[int] | npt.NDArray[Any]) ->
             f"request {req_id!r}: prompt_token_ids must be a flat sequence of integers, not {array.dtype} "
             f"of shape {list(array.shape)}"
         )
-    if array.size and (int(array.min()) < 0 or int(array.max()) >= 2**31):
-        bad = int(array.min()) if int(array.min()) < 0 else int(array.max())
-        raise RequestError(f"request {req_id!r}: prompt token id {bad} is outside [0, 2**31)")
+    if array.size:
+        least, most = int(np.minimum.reduce(array)), int(np.maximum.reduce(array))
+        if least < 0 or most >= 2**31:
+            bad = least if least < 0 else most
+            raise RequestError(f"request {req_id!r}: prompt token id {bad} is outside [0, 2**31)")
     return np.ascontiguousarray(array, dtype=np.int32)

@@ -64,7 +64,7 @@ class AdmissionRules:
                 f"{name}: a prompt of {prompt_len} tokens and one output exceed max_model_len={limit}; "
                 "shorten the prompt or raise max_model_len"
             )
-        largest = int(request.prompt_token_ids.max())
+        largest = int(np.maximum.reduce(request.prompt_token_ids))
         if vocab_size is not None and largest >= vocab_size:
             raise RequestError(
                 f"{name}: prompt token id {largest} is outside the vocabulary of {vocab_size} ids"

@@ -40,7 +40,7 @@ class CacheManager:
         self._num_covered_np = np.zeros(max_num_reqs, np.int32)
         self._ahead = max((group.spec.block_size for group in self.groups), default=0)
         # A model without cache groups (pure recurrent state) has nothing to hit.
-        self._enable_prefix_caching = enable_prefix_caching and bool(self.groups)
+        self.enable_prefix_caching = enable_prefix_caching and bool(self.groups)
         self._share_prompts = share_prompts and bool(self.groups)
         self._prefix = PrefixCache(groups, [group.pool for group in self.groups])
 
@@ -81,7 +81,7 @@ class CacheManager:
 
     def _is_public(self, request: Request) -> bool:
         """Whether everybody may hit the blocks: tokens alone do not describe a request with model inputs, keys do."""
-        return self._enable_prefix_caching and (not request.model_inputs or bool(request.input_keys))
+        return self.enable_prefix_caching and (not request.model_inputs or bool(request.input_keys))
 
     def join_group(self, request: Request) -> None:
         """Settle how a request that has come shares blocks with the other completions of its prompt."""

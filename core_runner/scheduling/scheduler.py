@@ -32,6 +32,8 @@ from core_runner.scheduling.update import StepResults
 
 __all__ = ["GroupSpec", "RequestUpdate", "ScheduledStep", "Scheduler", "SchedulerConfig", "SchedulerStats"]
 
+_TURNS = 64  # steps in which the blocks of every running request are looked at once
+
 
 class Scheduler:
     """Continuous batching over `max_num_reqs` slots and the block pools of the cache groups.
@@ -67,7 +69,7 @@ class Scheduler:
         self._failed: list[RequestUpdate] = []
         self._builder = StepBuilder(config, self._slots, self._cache, self._queue)
         self._steady = SteadySteps(self._slots, self._cache, self._queue)
-        self._num_arrivals = self._num_preemptions = 0
+        self._num_arrivals = self._num_preemptions = self._turn = 0
 
     # ---- requests
 
@@ -163,6 +165,8 @@ class Scheduler:
         updates, ended = self._results.apply(step, output)
         for request, status in ended:
             self._end(request, status)
+        if self._cache.enable_prefix_caching:
+            self._publish_in_turn()
         return updates
 
     def take_failed(self) -> list[RequestUpdate]:
@@ -247,8 +251,14 @@ class Scheduler:
             group.leader = None
             self._queue.release(group)
 
+    def _publish_in_turn(self) -> None:
+        """Offer blocks of outputs, of a few requests in each step: hashing is spread, and not left to the end."""
+        self._turn = (self._turn + 1) % _TURNS
+        for slot in self._slots.running()[self._turn :: _TURNS].tolist():
+            self._publish(self._slots.requests_np[slot])
+
     def _publish(self, request: Request) -> None:
-        """Offer the blocks that the request's outputs filled, now that it leaves them; those of its prompt are."""
+        """Offer the blocks that the request's outputs filled; those of its prompt have been, when it was scheduled."""
         table, slot = self._slots, request.slot
         known, computed = int(table.num_known_np[slot]), int(table.num_computed_np[slot])
         self._cache.publish(slot, request, min(known, computed))
