@@ -10,6 +10,7 @@ workload twice whole; one without warms up on 8 tokens each.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,12 @@ def measure_variant(variant: Variant, args: argparse.Namespace) -> dict[str, dic
 
 def measure(args: argparse.Namespace) -> Report:
     """Every variant that this version supports."""
-    chosen = {name: variant for name, variant in VARIANTS.items() if name in (args.variants or VARIANTS)}
-    results = {}
+    chosen = {name: VARIANTS[name] for name in args.variants or VARIANTS}
+    results, started = {}, time.monotonic()
     for name, variant in chosen.items():
+        if args.budget is not None and time.monotonic() - started > args.budget:
+            print(f"{name}: left out, since {args.budget:g} s are over")
+            continue
         if not variant.is_supported:
             print(f"{name}: this version has no such option")
             continue
@@ -89,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__file__, __doc__)
     parser.add_argument("--workloads", nargs="+", default=["W1", "W3"], metavar="W")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="default: all")
+    parser.add_argument("--budget", type=float, metavar="S", help="begin no variant after so many seconds")
     run_script(parser, argv, measure, show, plot)
 
 
