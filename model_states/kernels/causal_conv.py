@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import RecurrentStep
 
@@ -190,10 +191,14 @@ def _decode_kernel(
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = d < SIZE
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     source = tl.load(source_rows + row).to(tl.int64) * (WIDTH - 1) * SIZE
     target = tl.load(final_rows + row).to(tl.int64) * (WIDTH - 1) * SIZE
     is_real = d < tl.where(target > 0, SIZE, 0)
@@ -231,7 +236,7 @@ def causal_conv_triton(
     rows = (step.source_rows, step.final_rows)
     if step.is_decode:
         _decode_kernel[(num_rows, num_blocks)](
-            x, x.stride(0), weight, bias_or_not, pool, *rows, out, **flags, **act
+            x, x.stride(0), weight, bias_or_not, pool, *rows, out, **flags, **act, **programmatic_launch(x)
         )
         return
     _causal_conv_kernel[(triton.cdiv(len(x), _BLOCK_T), num_blocks)](

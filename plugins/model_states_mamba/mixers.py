@@ -94,7 +94,7 @@ class HeadMixer(Mixer):
         self.num_heads, self.head_size = int(original.num_heads), int(original.head_dim)
         self.num_groups, self.state_size = int(original.n_groups), int(original.ssm_state_size)
         self.size = self.num_heads * self.head_size
-        self.norm = _gated_norm(original.norm, self.num_groups) if _has_norm(original) else None
+        self.norm = _gated_norm(original.norm) if _has_norm(original) else None
         low, high = (float(limit) for limit in original.time_step_limit)
         self.weights = SsdWeights(
             -original.A_log.float().exp(), original.D.float(), original.dt_bias.float(), (low, high)
@@ -134,9 +134,10 @@ def _has_norm(original: Any) -> bool:
     return bool(getattr(original, "mamba_rms_norm", True))
 
 
-def _gated_norm(norm: Any, num_groups: int) -> GatedNorm:
+def _gated_norm(norm: Any) -> GatedNorm:
+    # What the module says itself: releases of transformers differ in whether they norm by group.
     size = norm.weight.numel()
-    group_size = getattr(norm, "group_size", size // num_groups)
+    group_size = getattr(norm, "group_size", size // getattr(norm, "n_groups", 1))
     return GatedNorm(
         norm.weight, float(norm.variance_epsilon), group_size, getattr(norm, "norm_before_gate", False)
     )

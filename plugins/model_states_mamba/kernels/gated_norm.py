@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
 
@@ -47,18 +48,23 @@ def _gated_norm_kernel(
     GROUP_SIZE: tl.constexpr,
     GATE_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     within = tl.arange(0, BLOCK)
     inside = within < GROUP_SIZE
     d = group * GROUP_SIZE + within
+    factors = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     value = tl.load(y + token * SIZE + d, mask=inside, other=0.0).to(tl.float32)
     gates = tl.load(gate + token * gate_stride + d, mask=inside, other=0.0).to(tl.float32)
     factor = gates * tl.sigmoid(gates)
     if not GATE_LAST:
         value *= factor
     value *= tl.rsqrt(tl.sum(value * value, 0) / GROUP_SIZE + eps)
-    value *= tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
+    value *= factors
     if GATE_LAST:
         value *= factor
     tl.store(out + token * SIZE + d, value.to(out.dtype.element_ty), mask=inside)
@@ -80,6 +86,7 @@ def gated_norm_triton(y: torch.Tensor, gate: torch.Tensor, norm: GatedNorm, out:
         GATE_LAST=norm.gate_last,
         BLOCK=block,
         num_warps=8 if block > 2048 else 4,
+        **programmatic_launch(y),
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional
 
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.state_chunks import chunk_bounds, chunk_targets, row_chunks
 from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import CHUNK_SIZE, RecurrentStep
@@ -226,7 +227,10 @@ def _ssd_decode_kernel(
     STATE_SIZE: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    if PDL:
+        gdc_launch_dependents()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group = head // (NUM_HEADS // NUM_GROUPS)
     p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -238,7 +242,10 @@ def _ssd_decode_kernel(
     has_p, has_n = p < tl.where(final > 0, HEAD_SIZE, 0), n < STATE_SIZE
     has_state = has_p[:, None] & has_n[None, :]
     place = (head * HEAD_SIZE + p[:, None]) * STATE_SIZE + n[None, :]
+    # The step before wrote the state: it may be read ahead of the convolution, which comes just before.
     state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
     raw = tl.load(dt + row * dt_stride + head, mask=final > 0, other=0.0).to(tl.float32)
     seconds = tl.minimum(tl.maximum(softplus(raw + tl.load(dt_bias + head)), dt_low), dt_high)
     xs = tl.load(x + row * x_stride + head * HEAD_SIZE + p, mask=has_p, other=0.0).to(tl.float32)
@@ -275,7 +282,9 @@ def ssd_scan_triton(
     }
     grid = (len(step.seq_lens), num_heads, triton.cdiv(head_size, block_p))
     if step.is_decode:
-        _ssd_decode_kernel[grid](*inputs, step.source_rows, step.final_rows, y, *strides, **sizes)
+        _ssd_decode_kernel[grid](
+            *inputs, step.source_rows, step.final_rows, y, *strides, **sizes, **programmatic_launch(x)
+        )
         return
     chunk = min(CHUNK_SIZE, step.block_size)
     _ssd_scan_kernel[grid](
