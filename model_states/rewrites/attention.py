@@ -157,7 +157,9 @@ def recognise_attention(call: Call, seen: StandIn) -> FusedAttention | None:
 def position_tables(kwargs: dict[str, Any]) -> Tables | None:
     """cos and sin [num_tokens, width] among the keywords of a layer or its attention."""
     pair = kwargs.get("position_embeddings")
-    if not isinstance(pair, tuple) or len(pair) != 2 or any(x.is_complex() for x in pair):
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return None
+    if not all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in pair):
         return None
     return pair[0].reshape(-1, pair[0].shape[-1]), pair[1].reshape(-1, pair[1].shape[-1])
 
@@ -176,23 +178,25 @@ def _form(
 ) -> HeadForm | None:
     """What makes expected [num_tokens, heads, head_size] of x [num_tokens, heads * head_size]."""
     size = expected.shape[-1]
-    fitting = [norm for norm in norms if norm.weight.numel() in (size, x.shape[1])]
-    for norm in (None, *fitting):
+    # Tables with other rows than one a token mean something else.
+    styles = _STYLES if tables is not None and len(tables[0]) == len(x) else []
+    for norm in (None, *(norm for norm in norms if norm.weight.numel() in (size, x.shape[1]))):
         wide = norm is not None and norm.weight.numel() != size
-        y = rms_norm_torch(x, norm) if norm is not None and wide else x
+        y = x if wide else x.reshape(expected.shape)
+        y = y if norm is None else rms_norm_torch(y, norm)
         y = y.reshape(expected.shape)
-        y = rms_norm_torch(y, norm) if norm is not None and not wide else y
-        for style in (None, *(_STYLES if tables is not None else ())):
-            if style is not None and tables is not None:
-                halves = style.tables(*tables)
-                if 2 * halves[0].shape[1] > size:
-                    continue
-                y_turned = rotate_torch(y, style.rotary(halves, None))
-            else:
-                y_turned = y
-            if close(y_turned, expected):
+        for style in (None, *styles):
+            if close(_turned(y, style, tables), expected):
                 return HeadForm(norm, wide, style)
     return None
+
+
+def _turned(x: torch.Tensor, style: RotaryStyle | None, tables: Tables | None) -> torch.Tensor:
+    """x [num_tokens, heads, head_size], rotated by the tables in this style; of no tokens if it does not fit."""
+    if style is None or tables is None:
+        return x
+    rotary = style.rotary(style.tables(*tables), None)
+    return rotate_torch(x, rotary) if 2 * rotary.cos.shape[1] <= x.shape[-1] else x[:0]
 
 
 def _reproduces(fused: FusedAttention, call: Call, seen: StandIn) -> bool:
