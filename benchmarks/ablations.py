@@ -19,7 +19,7 @@ from ablation_variants import VARIANTS, Variant
 from common import MODELS, Report, make_parser, median, open_llm, run_script, show_table, timed
 from peers import jobs_runner
 from plots import barh_panels
-from workloads import Job, workloads
+from workloads import shortened, workloads
 
 FULL = "everything"
 
@@ -35,7 +35,7 @@ def measure_variant(variant: Variant, args: argparse.Namespace) -> dict[str, dic
                 run(jobs, 0.0)
                 run(jobs, 0.0)
             else:
-                run([Job(job.prompt, min(job.num_output, 8)) for job in jobs[:256]], 0.0)
+                run(shortened(jobs[:256], 8), 0.0)
             tokens: list[int] = []
             seconds = timed(lambda j=jobs, t=tokens: t.append(run(j, 0.0)), args.repeats)
             wanted = sum(job.num_output for job in jobs)

@@ -4,7 +4,7 @@
 
 Workloads W1 to W4 (`workloads.py`): greedy, end ids ignored, no prefix hits, prompts as token ids, at most 8,192
 tokens a step and 256 requests in a batch. W1 is also sampled at temperature 1. Each figure is the median of
-`--repeats` runs after whole runs that compile and record all that the timed ones need. `--peers` runs
+`--repeats` runs after such that compile and record all that the timed ones need. `--peers` runs
 transformers' `generate` and continuous batching, and vLLM where it is installed, after ours in the same process.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from common import MODELS, Report, make_parser, median, run_script, show_table, timed
 from peers import Engine, Opener, open_core_runner, open_generate, peers
 from plots import barh_panels
-from workloads import Job, Workload, workloads
+from workloads import Job, Workload, shortened, workloads
 
 OURS = "core-runner"
 
@@ -26,7 +26,9 @@ OURS = "core-runner"
 def measure_one(engine: Engine, jobs: Sequence[Job], temperature: float, repeats: int) -> dict[str, Any]:
     """Seconds of each timed run; every run must give the tokens that were asked for."""
     wanted = sum(job.num_output for job in jobs)
-    tokens = [engine.run(jobs, temperature) for _ in range(engine.warmups)]
+    for _ in range(engine.warmups):
+        engine.run(shortened(jobs, engine.warmup_tokens), temperature)
+    tokens: list[int] = []
     seconds = timed(lambda: tokens.append(engine.run(jobs, temperature)), repeats)
     if set(tokens) != {wanted}:
         raise RuntimeError(f"{wanted} tokens were asked for, the runs gave {tokens}")

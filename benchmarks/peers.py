@@ -25,10 +25,15 @@ Run = Callable[[Sequence[Job], float], int]  # (jobs, temperature) -> tokens gen
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine, open. warmups: whole runs until nothing new is compiled or recorded. details: for the report."""
+    """One engine, open.
+
+    warmups: runs until nothing new is compiled or recorded. warmup_tokens: most tokens that a request gives in them;
+    None runs them whole. details: what it says of itself, for the report.
+    """
 
     run: Run
     warmups: int = 1
+    warmup_tokens: int | None = 8
     details: Callable[[], dict[str, Any]] = dict
 
 
@@ -51,7 +56,7 @@ def open_core_runner(model: str, small: bool) -> Iterator[Engine]:
     """Ours."""
     with open_llm(model, small) as llm:
         # The first run meets the shapes of its steps, and the second records those that came again.
-        yield Engine(jobs_runner(llm), 2, lambda: {"steps": llm.stats().step_ways})
+        yield Engine(jobs_runner(llm), 2, None, lambda: {"steps": llm.stats().step_ways})
 
 
 @contextmanager
@@ -161,7 +166,7 @@ def open_vllm(model: str, small: bool) -> Iterator[Engine]:
             outputs = engine.generate(prompts, params, use_tqdm=False)
             return sum(len(output.outputs[0].token_ids) for output in outputs)
 
-        yield Engine(run, details=lambda: {"vllm": vllm.__version__})
+        yield Engine(run, warmup_tokens=None, details=lambda: {"vllm": vllm.__version__})
 
 
 def peers() -> dict[str, Opener]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -14,6 +15,11 @@ class Job(NamedTuple):
 
     prompt: list[int]
     num_output: int
+
+
+def shortened(jobs: Sequence[Job], most_tokens: int | None) -> list[Job]:
+    """The jobs with no more than so many tokens of output each; None leaves them."""
+    return [Job(job.prompt, min(job.num_output, most_tokens or job.num_output)) for job in jobs]
 
 
 @dataclass(frozen=True)
