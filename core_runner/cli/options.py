@@ -47,6 +47,7 @@ MODEL_OPTIONS = (
     "num_blocks",
     "enable_prefix_caching",
     "model_state",
+    "model_options",
     "attention_backend",
 )
 
@@ -103,6 +104,19 @@ def _bias(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) 
             raise click.BadParameter(f"token id {key} is given twice.")
         bias[key] = number
     return bias or None
+
+
+def _model_options(
+    _ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str | int] | None:
+    """Callback of `--model-option`: its NAME=VALUE pairs as a dictionary, whole numbers as such; None without any."""
+    chosen: dict[str, str | int] = {}
+    for pair in pairs:
+        name, found, value = pair.partition("=")
+        if not (name and found and value):
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE, such as state_block_size=512.")
+        chosen[name] = int(value) if value.isdecimal() else value
+    return chosen or None
 
 
 _FILE_IN = click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -233,6 +247,14 @@ model_options = _section(
         "--model-state",
         metavar="NAME",
         help="Plugin that serves the model. [default: the one that claims it]",
+    ),
+    _option(
+        "--model-option",
+        "model_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=_model_options,
+        help="A setting of that plugin's own, such as state_dtype=float32; may be repeated.",
     ),
     _option("--attention-backend", metavar="NAME", help="torch or triton. [default: the fastest that fits]"),
     _option("--trust-remote-code", is_flag=True, default=None, help="Run code that the checkpoint brings."),

@@ -102,6 +102,10 @@ def test_only_given_model_options_are_passed_on(run, llm_class):
         "--model-state",
         "toy",
         "--trust-remote-code",
+        "--model-option",
+        "size=64",
+        "--model-option",
+        "kind=wide",
     )
     options = {k: v for k, v in llm_class.last.options.items() if k != "progress"}
     assert options == {
@@ -111,7 +115,14 @@ def test_only_given_model_options_are_passed_on(run, llm_class):
         "enable_prefix_caching": False,
         "model_state": "toy",
         "trust_remote_code": True,
+        "model_options": {"size": 64, "kind": "wide"},
     }
+
+
+def test_model_options_are_pairs(run, llm_class):
+    result = run("a", "--model-option", "size")
+    assert result.exit_code == 2
+    assert "'size' is not NAME=VALUE" in result.stderr
 
 
 def test_chat_sends_a_conversation_for_each_prompt(run):
