@@ -212,6 +212,9 @@ class Engine:
                 ),
                 explain_refusal=self.runner.processors.explain_refusal,
                 reserve=self.runner.hooks.reserve,
+                expect=self.runner.hooks.expect_requests
+                if self.runner.hooks.has("expect_requests")
+                else None,
             ),
             groups,
             self.runner.num_blocks,

@@ -75,6 +75,7 @@ class Hooks:
     init_caches: Callable[[Caches], None]
     input_keys: Callable[[RequestInputs], Mapping[str, bytes]]
     reserve: Callable[[RequestInputs], Mapping[str, str]]
+    expect_requests: Callable[[Sequence[RequestInputs]], None]
     add_request: Callable[[int, RequestView], None]
     remove_request: Callable[[int, RemoveReason], None]
     apply_staged_writes: Callable[[], None]
@@ -93,6 +94,10 @@ class Hooks:
         for hook in HOT_HOOKS:
             setattr(self, hook, calls[hook])
         self.relay = relay
+
+    def has(self, hook: str) -> bool:
+        """Whether somebody implements a hook."""
+        return bool(getattr(self.relay.hook, hook).get_hookimpls())
 
 
 def bind(implementations: Sequence[Component], *, trace: bool | None = None) -> Hooks:

@@ -16,11 +16,12 @@ from torch import nn
 from torch.nn import functional
 
 from model_states.attention import AttentionSpec
-from model_states.components.cross_attention import CrossAttention, CrossAttentionLayer, Encoder
+from model_states.components.cross_attention import CrossAttention, CrossAttentionLayer
+from model_states.components.encoder_runs import Encoder
 from model_states.components.paged_attention import AttentionLayer, PagedAttention
 from model_states.config import ModelConfig
 from model_states.kernels.layer_norm import layer_norm
-from model_states.kernels.linear import linear
+from model_states.kernels.linear import MAX_ROWS, linear
 
 
 class Product:
@@ -46,7 +47,9 @@ class Product:
         return linear(x, self.weight, self.bias)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """residual [n, out] plus the product, without the bias."""
+        """residual [n, out] plus the product, without the bias; residual may be overwritten."""
+        if len(x) > MAX_ROWS:
+            return residual.addmm_(x, self.weight.T)
         return linear(x, self.weight, residual=residual)
 
 

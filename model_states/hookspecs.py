@@ -11,10 +11,11 @@ does not need; it has no default values, no `*args` and no arguments that the sp
 # mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import pluggy
+from model_states.cold_hooks import ColdHooks
+from model_states.hook_markers import API_VERSION, PROJECT_NAME, SUPPORTED_API_VERSIONS, hookimpl, hookspec
 
 if TYPE_CHECKING:
     import torch
@@ -22,34 +23,18 @@ if TYPE_CHECKING:
     from model_states.batch import InputBatch, RemoveReason, RequestInputs, RequestView
     from model_states.cache import CacheGroup, Caches
     from model_states.config import ModelConfig
-    from model_states.interface import ModelState
     from model_states.logits_processor import LogitsProcessor
     from model_states.sampler import Sampler
 
-PROJECT_NAME: Final = "model_states"
-API_VERSION: Final = 1
-SUPPORTED_API_VERSIONS: Final = range(1, API_VERSION + 1)
-
-hookspec = pluggy.HookspecMarker(PROJECT_NAME)
-hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
-
-
-class ColdHooks:
-    """Hooks of a plugin's module."""
-
-    @hookspec
-    def register_model_states(self) -> list[type[ModelState]]:
-        """Name the model states that this plugin brings.
-
-        Called once by each plugin manager, so once in every process that loads models.
-
-        :returns: classes, not instances; an empty list is allowed. None counts as an empty list.
-
-        Must not load weights, touch a device, or register anything elsewhere. A module keeps heavy imports
-        inside this function, so that a broken dependency is reported as this plugin's.
-
-        .. versionadded:: 0.1
-        """
+__all__ = [
+    "API_VERSION",
+    "PROJECT_NAME",
+    "SUPPORTED_API_VERSIONS",
+    "ColdHooks",
+    "HotHooks",
+    "hookimpl",
+    "hookspec",
+]
 
 
 class HotHooks:
@@ -111,6 +96,20 @@ class HotHooks:
 
         Must forget what it set aside in `apply_staged_writes`: others may be short. What removed requests held counts
         as taken until `remove_request`.
+
+        .. versionadded:: 0.1
+        """
+
+    @hookspec
+    def expect_requests(self, requests: Sequence[RequestInputs]) -> None:
+        """Get ready for requests that wait, beside the rows that run.
+
+        Called once a step while requests wait, after its admissions; never during capture.
+
+        :param requests: some of those that wait, nearly in the order in which they will be admitted.
+        :returns: nothing.
+
+        Must hold nothing for them that an admission could not have, and must not wait for the device.
 
         .. versionadded:: 0.1
         """

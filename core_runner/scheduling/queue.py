@@ -82,6 +82,11 @@ class WaitingQueue:
             heapq.heappop(heap)
         return heap[0][1] if heap else None
 
+    def near_front(self, count: int) -> list[Request]:
+        """Up to `count` requests of those that are next, in order: the front of the heap holds most of them."""
+        front = sorted(self._heap[:count])
+        return [request for _, request in front if request.arrival in self._members]
+
     def pop(self) -> Request:
         """Take the request that is next."""
         request = self.peek()

@@ -34,6 +34,8 @@ __all__ = ["GroupSpec", "RequestUpdate", "ScheduledStep", "Scheduler", "Schedule
 
 _TURNS = 64  # steps in which the blocks of every running request are looked at once
 
+_NUM_EXPECTED = 32
+
 
 class Scheduler:
     """Continuous batching over `max_num_reqs` slots and the block pools of the cache groups.
@@ -154,6 +156,8 @@ class Scheduler:
                 self.config.max_num_batched_tokens - int(rows.counts.sum())
             )
             rows = rows.join(slots, counts) if new_requests else rows
+        if self.config.expect is not None and len(self._queue):
+            self.config.expect(self._queue.near_front(_NUM_EXPECTED))
         if not len(rows.slots):
             self._cache.take_updates()  # only entries of slots that were preempted just now
             return None

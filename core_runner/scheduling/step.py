@@ -26,6 +26,7 @@ class SchedulerConfig:
     that cannot. prompt_logprobs: bounds for requests that ask for them; None sets none.
     explain_refusal: why the runner cannot serve these parameters, None if it can; asked at admission.
     reserve: what an admission lacks beside blocks, empty if nothing; asked last, so that an admission follows.
+    expect: told in every step of requests that still wait, the first ones more or less; None tells nobody.
     """
 
     max_num_reqs: int
@@ -41,6 +42,7 @@ class SchedulerConfig:
     prompt_logprobs: PromptLogprobsLimits | None = None
     explain_refusal: Callable[[SamplingParams], str | None] | None = None
     reserve: Callable[[Request], Mapping[str, str]] | None = None
+    expect: Callable[[Sequence[Request]], None] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values with which no step could be scheduled."""

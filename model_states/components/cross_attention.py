@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from model_states.attention import AttentionSpec
 from model_states.batch import InputBatch, RemoveReason, RequestInputs, RequestView
+from model_states.components.encoder_runs import Encoder, EncoderRuns, Fill, Projection
 from model_states.components.entry_pool import EntryPool
 from model_states.config import ModelConfig
 from model_states.errors import CapabilityError
 from model_states.hookspecs import hookimpl
 from model_states.interface import Component
 from model_states.kernels.cross_attention import CrossRows, cross_attention, scratch_size
-from model_states.kernels.write_entries import write_entries
-from model_states.staged import HostToDevice, StagedTensor
+from model_states.staged import StagedTensor
 
 logger = logging.getLogger(__name__)
 
@@ -33,39 +33,6 @@ ENCODER_OPTIONS: Final[Mapping[str, str]] = {
 _DEFAULT_BATCH: Final = 16
 _GPU_SHARE: Final = 0.4  # of the free memory, where the number of entries is not given
 _CPU_BYTES: Final = 4 << 30
-
-
-class Encoder(Protocol):
-    """What runs once for each distinct model input; it keeps nothing of them."""
-
-    max_positions: int  # of one output
-
-    def content_key(self, model_inputs: Mapping[str, Any]) -> bytes:
-        """Bytes that name the inputs' content; `ValueError`, saying how to fix it, if they cannot be served."""
-
-    def num_positions(self, model_inputs: Mapping[str, Any]) -> int:
-        """Positions of the output, in [1, max_positions]."""
-
-    def largest_inputs(self) -> Mapping[str, Any]:
-        """Inputs that take as much memory as any, to measure it."""
-
-    def encode(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-        """Hidden states [n, num_positions of the longest, hidden_size]; what lies behind a shorter one is nobody's.
-
-        Must not wait for the device.
-        """
-
-
-# Key and value [n, num_positions, num_kv_heads, head_size] of one decoder layer, from the encoder's hidden states.
-Projection = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-class _Fill(NamedTuple):
-    """An entry whose content is not there yet."""
-
-    key: bytes
-    entry: int
-    model_inputs: Mapping[str, Any]
 
 
 class CrossAttentionLayer:
@@ -83,11 +50,6 @@ class CrossAttentionLayer:
         cross_attention(out, query, self.key_pool, self.value_pool, owner.rows, scale, scratch)
         return out
 
-    def write(self, entries: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write key and value [n, num_positions, num_kv_heads, head_size] to entries int64 [n]."""
-        write_entries(self.key_pool, entries, key)
-        write_entries(self.value_pool, entries, value)
-
 
 class CrossAttention(Component):
     """Runs the encoder once for each distinct input, and lets every step's rows attend over what it gave.
@@ -97,7 +59,8 @@ class CrossAttention(Component):
     held while one of them has a slot, and kept after that until its room is wanted, so that a preempted request finds
     it again. Rows find their entry by slot on the device, so a recorded step serves any requests.
 
-    num_encoded: inputs that the encoder has run on, for statistics.
+    While rows run, the encoder runs ahead for requests that wait, beside the steps; they are let in when it is done.
+    With no row to hold up, it runs in the step that lets them in.
     """
 
     records_step = True
@@ -111,7 +74,6 @@ class CrossAttention(Component):
         come from `ENCODER_OPTIONS`.
         """
         self.spec, self.encoder = spec, encoder
-        self._projections = projections
         self._batch_size = _option(config, "encoder_batch") or _DEFAULT_BATCH
         values_of_layer = 2 * spec.num_kv_heads * encoder.max_positions * spec.head_size
         entry_bytes = len(projections) * values_of_layer * config.dtype.itemsize
@@ -121,14 +83,15 @@ class CrossAttention(Component):
         shape = (2, num_entries + 1, spec.num_kv_heads, encoder.max_positions, spec.head_size)
         pools = (torch.empty(shape, dtype=config.dtype, device=config.device) for _ in projections)
         self.layers = [CrossAttentionLayer(self, keys, values) for keys, values in pools]
-        self.num_encoded = 0
+        self.runs = EncoderRuns(encoder, self.layers, projections, config.device)
         # Row 0: entry of each slot; row 1: positions of it. The null slot looks at none.
         self._table = StagedTensor((2, config.max_num_reqs + 1), torch.int32, config.device)
         self._entries, self._lengths = self._table.tensor
         self._keys: dict[int, bytes] = {}
-        self._fills: list[_Fill] = []
-        self._transfer = HostToDevice(config.device)
-        self._fill_entries = torch.zeros(self._batch_size, dtype=torch.int64, device=config.device)
+        self._fills: list[Fill] = []  # of requests that were let in
+        self._expected: dict[bytes, Mapping[str, Any]] = {}  # next ones that wait, in order
+        self._is_joining = False  # a request was let in before its entry was done
+        self._ahead: set[bytes] = set()  # what the encoder runs on for requests that wait
         self.rows: CrossRows | None = None
         counts = range(1, config.max_num_reqs + 1)
         most = max(scratch_size(count, spec.num_heads, spec.head_size) for count in counts)
@@ -137,8 +100,7 @@ class CrossAttention(Component):
     @hookimpl
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> Mapping[str, torch.Tensor]:
         """The forward takes no more arguments; but a largest encoder batch must fit too, so it is run here."""
-        hidden_states = self.encoder.encode([self.encoder.largest_inputs()] * self._batch_size)
-        self._projections[0](hidden_states)
+        self.runs.measure(self._batch_size)
         return {}
 
     @hookimpl
@@ -148,9 +110,18 @@ class CrossAttention(Component):
 
     @hookimpl
     def reserve(self, request: RequestInputs) -> Mapping[str, str]:
-        """An entry, within the step's budget of encoder runs."""
-        shortage = self.pool.reserve(self._key(request))
+        """An entry, and while rows run one that is filled; else within the step's budget of encoder runs."""
+        self._note_filled(self.runs.take_done())
+        key = self._key(request)
+        if self._keys and not self.pool.is_filled(key):
+            return {"encoder": "it is to run for this request, beside the rows that run"}
+        shortage = self.pool.reserve(key)
         return {} if shortage is None else {"encoder entries": shortage}
+
+    @hookimpl
+    def expect_requests(self, requests: Sequence[RequestInputs]) -> None:
+        """Remember for whom the encoder may run ahead in this step."""
+        self._expected = {self._key(request): request.model_inputs for request in requests}
 
     @hookimpl
     def add_request(self, slot: int, request: RequestView) -> None:
@@ -158,14 +129,16 @@ class CrossAttention(Component):
         key = self._key(request)
         entry, is_new = self.pool.take(key)
         self._keys[slot] = key
+        self._is_joining |= not self.pool.is_filled(key)
         if is_new:
-            self._fills.append(_Fill(key, entry, request.model_inputs))
+            self._fills.append(Fill(key, entry, request.model_inputs))
         self._table.stage(0, slot, entry)
         self._table.stage(1, slot, self.encoder.num_positions(request.model_inputs))
 
     @hookimpl
     def remove_request(self, slot: int, reason: RemoveReason) -> None:
         """Let go of the slot's entry; launched steps read it before anything later overwrites it."""
+        self._note_filled(self.runs.take_done())
         self.pool.release(self._keys.pop(slot))
         self._fills = [fill for fill in self._fills if self.pool.is_held(fill.key)]
 
@@ -177,10 +150,17 @@ class CrossAttention(Component):
 
     @hookimpl
     def run_encoder(self, batch: InputBatch) -> None:
-        """Fill the entries that were taken anew."""
+        """Fill the entries that were taken anew; with none, those of requests that wait, if the encoder is free."""
+        self._note_filled(self.runs.take_done())
         fills, self._fills = self._fills, []
         for first in range(0, len(fills), self._batch_size):
-            self._fill(fills[first : first + self._batch_size])
+            self.runs.launch(fills[first : first + self._batch_size])
+        if self._is_joining:
+            self._note_filled(self.runs.join())
+            self._is_joining = False
+        elif self._expected and not self.runs.is_running:
+            self._run_ahead()
+        self._expected = {}
 
     @hookimpl
     def prepare_attn(self, batch: InputBatch) -> None:
@@ -188,15 +168,35 @@ class CrossAttention(Component):
         starts, longest = batch.query_start_loc, batch.max_query_len
         self.rows = CrossRows(batch.idx_mapping, starts, self._entries, self._lengths, longest)
 
-    def _fill(self, fills: Sequence[_Fill]) -> None:
-        entries = self._fill_entries[: len(fills)]
-        self._transfer.copy(np.array([fill.entry for fill in fills]), entries)
-        hidden_states = self.encoder.encode([fill.model_inputs for fill in fills])
-        for layer, project in zip(self.layers, self._projections, strict=True):
-            layer.write(entries, *project(hidden_states))
+    def _run_ahead(self) -> None:
+        fills: list[Fill] = []
+        for place, (key, model_inputs) in enumerate(self._expected.items()):
+            # Who is next may displace what others wait for; the others would only take from each other.
+            entry = self.pool.take_ahead(key, self._expected if place else ())
+            if entry is not None:
+                fills.append(Fill(key, entry, model_inputs))
+            if len(fills) == self._batch_size:
+                break
+        if not fills:
+            return
+        self._ahead |= {fill.key for fill in fills}
+        try:
+            self.runs.launch(fills)
+        except BaseException:
+            self._let_go(fills)
+            raise
+
+    def _note_filled(self, fills: Sequence[Fill]) -> None:
         for fill in fills:
-            self.pool.set_filled(fill.key)
-        self.num_encoded += len(fills)
+            self.pool.set_filled(fill.key, fill.entry)
+        self._let_go(fills)
+
+    def _let_go(self, fills: Sequence[Fill]) -> None:
+        """Of entries that were held while the encoder ran ahead for them, lest they be given away."""
+        for fill in fills:
+            if fill.key in self._ahead:
+                self._ahead.remove(fill.key)
+                self.pool.release(fill.key)
 
     def _key(self, request: RequestInputs) -> bytes:
         return request.input_keys.get(KEY_NAME) or self.encoder.content_key(request.model_inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 
@@ -70,9 +71,23 @@ class EntryPool:
         self._reserved.pop(key, None)
         return entry.index, is_new
 
-    def set_filled(self, key: bytes) -> None:
-        """The entry's content is launched: what comes later on the device may read it."""
-        self._entries[key].is_filled = True
+    def take_ahead(self, key: bytes, wanted: Container[bytes]) -> int | None:
+        """Hold an entry for a key that has none, if that displaces nothing that is set aside or wanted; else None."""
+        if key in self._entries or not (self._free or self._evictable(wanted)):
+            return None
+        entry = self._entries[key] = _Entry(self._free.pop() if self._free else self._evict(wanted), 1)
+        return entry.index
+
+    def is_filled(self, key: bytes) -> bool:
+        """Whether the entry of `key` has its content."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.is_filled
+
+    def set_filled(self, key: bytes, index: int) -> None:
+        """What is launched from now on may read the content of `key`, if that is still what the entry is for."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.index == index:
+            entry.is_filled = True
 
     def release(self, key: bytes) -> None:
         """Let go of an entry; its last holder leaves the content behind."""
@@ -90,9 +105,12 @@ class EntryPool:
         """Whether somebody holds the entry of `key`."""
         return key in self._entries and key not in self._idle
 
-    def _evict(self) -> int:
+    def _evictable(self, wanted: Container[bytes]) -> bytes | None:
         # What is set aside for this step is wanted in a moment.
-        key = next((key for key in self._idle if key not in self._reserved), None)
+        return next((key for key in self._idle if key not in self._reserved and key not in wanted), None)
+
+    def _evict(self, wanted: Container[bytes] = ()) -> int:
+        key = self._evictable(wanted)
         if key is None:
             raise IndexError(f"all {self.num_entries} entries are held")
         del self._idle[key]

@@ -14,7 +14,7 @@ A, B, C, D = b"a", b"b", b"c", b"d"
 def _fill(pool: EntryPool, key: bytes) -> int:
     index, is_new = pool.take(key)
     if is_new:
-        pool.set_filled(key)
+        pool.set_filled(key, index)
     return index
 
 
@@ -66,6 +66,23 @@ def test_a_reservation_keeps_content_and_room_for_a_step():
     assert pool.reserve(C) is None
 
 
+def test_entries_taken_ahead_displace_nothing_that_is_wanted():
+    pool = EntryPool(2, 8)
+    for key in (A, B):
+        _fill(pool, key)
+        pool.release(key)
+    assert pool.take_ahead(A, {A}) is None, "it has an entry"
+    assert pool.take_ahead(C, {A, B}) is None
+    entry = pool.take_ahead(C, {A})
+    assert entry is not None
+    assert (pool.num_held, pool.is_filled(C), pool.is_filled(A), pool.is_filled(B)) == (1, False, True, False)
+    pool.set_filled(C, entry + 1)
+    assert not pool.is_filled(C), "another run's"
+    pool.set_filled(C, entry)
+    pool.release(C)
+    assert pool.take(C) == (entry, False)
+
+
 def test_a_step_fills_no_more_than_its_budget():
     pool = EntryPool(8, 2)
     assert [pool.reserve(key) for key in (A, B, C)] == [None, None, "2 are filled in this step already"]
@@ -92,7 +109,7 @@ def test_what_was_reserved_can_be_taken(seed):
             held.append(key)
             if is_new:
                 content[index] = key
-                pool.set_filled(key)
+                pool.set_filled(key, index)
             assert content[index] == key
         pool.drop_reservations()
         assert pool.num_held == len(set(held))

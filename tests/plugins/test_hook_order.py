@@ -47,6 +47,10 @@ class Recorder(Component):
         return {}
 
     @hookimpl
+    def expect_requests(self, requests):
+        self.note("expect_requests", [request.req_id for request in requests])
+
+    @hookimpl
     def add_request(self, slot, request):
         self.note("add_request", slot, request.req_id, request.prompt_len, list(request.prefill_token_ids))
 
@@ -156,7 +160,7 @@ def test_hooks_run_in_the_documented_order(model, toy):
     assert set(steps[3 * len(STEP) :]) <= {"apply_staged_writes"}
     assert names[start + 1] == "apply_staged_writes"
     assert llm.engine.runner.sampler.used > 0
-    assert set(names) | {"prepare_dummy_inputs", "remove_request"} == set(HOT_HOOKS)
+    assert set(names) | {"prepare_dummy_inputs", "remove_request", "expect_requests"} == set(HOT_HOOKS)
 
 
 def test_caches_are_those_that_were_asked_for(model, toy):
@@ -197,6 +201,13 @@ def test_batches_and_results_have_the_documented_shapes(model, toy):
     assert sum(map(sum, sampled)) >= 6
     assert any(0 in rows for rows in sampled), "a chunk that is not the last one samples nothing"
     assert all(not any(rejected) for _, _, rejected in recorder.named("postprocess_state"))
+
+
+def test_requests_that_wait_are_expected(model, toy):
+    recorder, _, _ = serve(model, toy, [[1], [2], [3]], 2, max_num_reqs=1)
+    expected = [ids for (ids,) in recorder.named("expect_requests")]
+    assert expected[0] == ["request-1", "request-2"]
+    assert expected[-1] == ["request-2"]
 
 
 class Gate(Component):

@@ -104,7 +104,7 @@ def reference(
 
 def encoder_runs(llm: LLM) -> int:
     """Inputs that the encoder has run on."""
-    return llm.engine.runner.model_state.cross_attention.num_encoded
+    return llm.engine.runner.model_state.cross_attention.runs.num_encoded
 
 
 class SpeechModel:

@@ -157,6 +157,26 @@ def test_the_encoder_has_a_budget_of_its_own(
     assert len(set(steps)) == len(steps), "two batches in one step"
 
 
+def test_the_encoder_runs_ahead_for_requests_that_wait(
+    speech: SpeechModel, speech_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every slot taken, and for nobody twice, also where entries are scarce."""
+    for num_entries, ahead in ((8, 4), (3, 1)):
+        llm = speech_llm(max_num_reqs=2, model_options={"encoder_entries": num_entries})
+        runs = llm.engine.runner.model_state.cross_attention.runs
+        launch, found = runs.launch, []
+
+        def counted(fills: Sequence[Any], launch=launch, found=found, llm=llm) -> None:
+            found.append((llm.stats().running, llm.stats().waiting, len(fills)))
+            launch(fills)
+
+        monkeypatch.setattr(runs, "launch", counted)
+        _check(llm.generate(_ask_all(CASES), GREEDY), speech)
+        assert found[0] == (2, 4, 2), "with nothing to hold up, in the step that lets them in"
+        assert found[1] == (2, 4, ahead)
+        assert sum(count for *_, count in found) == len(CASES)
+
+
 def test_abort_lets_go_of_the_entry(speech: SpeechModel, speech_llm: MakeLLM) -> None:
     llm = speech_llm(model_options={"encoder_entries": 4})
     stream = llm.stream(_ask_all(CASES), GREEDY)
