@@ -36,7 +36,8 @@ class AttentionMetadata:
     Row b holds queries [query_start_loc[b], query_start_loc[b + 1]), which are the last ones of a sequence of
     seq_lens[b] tokens; query i of row b has position seq_lens[b] - query_len[b] + i. A padding row has
     query_len 0 and seq_len 0. Key position p of row b is in block block_table[b, p // block_size] at offset
-    p % block_size. `max_query_len` and `max_seq_len` are host upper bounds, to size launches.
+    p % block_size. `max_query_len` and `max_seq_len` are host upper bounds, to size launches. Lengths and tables are
+    written before the layer that attends begins: its kernels may read them while the launch before them still runs.
     """
 
     query_start_loc: torch.Tensor  # int32 [num_reqs + 1]

@@ -85,7 +85,9 @@ class TritonAttention:
         if metadata.max_query_len > short:
             beside = self._stream_beside(query.device)
             with torch.cuda.stream(beside):
-                paged_attention_prefill_triton(*step, short, prefill_config(spec, itemsize))
+                paged_attention_prefill_triton(
+                    *step, short, prefill_config(metadata.max_query_len, spec, itemsize)
+                )
         scratch = self._get_scratch(scratch_sizes(metadata, spec, config), query.device)
         paged_attention_decode_triton(*step, config, *scratch)
         if beside is not None:

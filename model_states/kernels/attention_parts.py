@@ -6,10 +6,6 @@ what it has too much exits at once. Both searches read every row's length, some 
 
 from __future__ import annotations
 
-from functools import cache
-
-import torch
-
 from model_states.attention.interface import AttentionSpec
 from model_states.kernels.sizes import next_power_of_2
 from model_states.kernels.triton_import import tl, triton
@@ -273,18 +269,3 @@ def key_block(spec: AttentionSpec) -> int:
     """Entries of a key that are not the value as well, rounded up to what a matrix product takes."""
     size = spec.head_size - (spec.head_size_v if spec.value_from_key else 0)
     return max(16, next_power_of_2(size))
-
-
-@cache
-def _overlaps(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def overlap_options(tensor: torch.Tensor) -> dict[str, bool]:
-    """Options of a launch on the tensor's device that may be prepared while the kernel before it ends.
-
-    The kernel waits for that one (OVERLAPS) before it reads or writes anything; this saves part of a launch's latency.
-    """
-    if tensor.is_cuda and _overlaps(tensor.device):
-        return {"OVERLAPS": True, "launch_pdl": True}
-    return {"OVERLAPS": False}

@@ -34,11 +34,11 @@ from model_states.kernels.attention_parts import (
     finish,
     key_block,
     leave_part,
-    overlap_options,
     searched_rows,
     softmax_step,
 )
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.sizes import cdiv, next_power_of_2
 from model_states.kernels.triton_import import tl, triton
 
@@ -67,17 +67,18 @@ def paged_attention_decode_torch(
 
 @triton.jit
 def _keys_of_part(
-    query_start_loc, seq_lens, row, part, part_len, window, BLOCK_N: tl.constexpr
+    query_start_loc, seq_lens, num_reqs, window, row, part, part_len, BLOCK_N: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """First token, query_len, seq_len and number of parts of a row; first key and end of one part."""
-    token = tl.load(query_start_loc + row).to(tl.int64)
-    query_len = (tl.load(query_start_loc + row + 1) - token).to(tl.int32)
-    seq_len = tl.load(seq_lens + row)
+    """First token, query_len, seq_len and number of parts of a row; first key and end of one part, or no keys."""
+    found = row < num_reqs
+    token = tl.load(query_start_loc + row, mask=found, other=0).to(tl.int64)
+    query_len = (tl.load(query_start_loc + row + 1, mask=found, other=0) - token).to(tl.int32)
+    seq_len = tl.load(seq_lens + row, mask=found, other=0)
     first = 0
     if window is not None:
         first = tl.maximum(seq_len - query_len - window + 1, 0)
     # The parts of a row are of one length, which may take fewer of them.
-    span = seq_len - first
+    span = tl.maximum(seq_len - first, 1)
     part_len = tl.cdiv(tl.cdiv(span, tl.cdiv(span, part_len)), BLOCK_N) * BLOCK_N
     start = first + part * part_len
     return token, query_len, seq_len, tl.cdiv(span, part_len), start, tl.minimum(start + part_len, seq_len)
@@ -122,7 +123,7 @@ def _paged_attention_decode_kernel(
     SEARCHED: tl.constexpr,
     VALUE_FROM_KEY: tl.constexpr,
     PRECISION: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     # Heads are the fastest axis: the programs that run together read neighbouring memory.
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -139,29 +140,28 @@ def _paged_attention_decode_kernel(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    if OVERLAPS:
-        tl.extra.cuda.gdc_wait()
+    if PDL:
+        gdc_launch_dependents()
     last_token = tl.load(query_start_loc + num_reqs)
     row, part, part_len = find_part(
         *(query_start_loc, seq_lens, num_reqs, window, item, budget, min_part, BLOCK_N, SHORT, SEARCHED)
     )
+    token, query_len, seq_len, num_parts, start, end = _keys_of_part(
+        query_start_loc, seq_lens, num_reqs, window, row, part, part_len, BLOCK_N
+    )
+    table = block_table + row.to(tl.int64) * table_stride
+    n = start + tl.arange(0, BLOCK_N)
+    block = tl.load(table + n // BLOCK_SIZE, mask=n < end, other=0)
+    if PDL:
+        gdc_wait()
     # Where no other kernel clears the padding, there is a program for each of its tokens too.
     if (item >= last_token) & (item < num_tokens):
         finish(
             *(out + (item.to(tl.int64) * NUM_HEADS + first_head) * HEAD_SIZE_V, sinks, first_head, pairs),
             *(pairs < num_heads, maximum, total, acc, HEADS, NUM_HEADS, HEAD_SIZE_V, BLOCK_DV),
         )
-    if row >= num_reqs:
+    if start >= end:
         return
-    token, query_len, seq_len, num_parts, start, end = _keys_of_part(
-        query_start_loc, seq_lens, row, part, part_len, window, BLOCK_N
-    )
-    if start >= seq_len:
-        return
-    # Looked up before the query is waited for.
-    table = block_table + row.to(tl.int64) * table_stride
-    n = start + tl.arange(0, BLOCK_N)
-    block = tl.load(table + n // BLOCK_SIZE, mask=n < end, other=0)
     own = (pairs < query_len * HEADS) & (pairs % HEADS < num_heads)
     positions = seq_len - query_len + tl.minimum(pairs // HEADS, query_len - 1)
     heads = query + token * query_token_stride + first_head * query_head_stride
@@ -237,7 +237,8 @@ def decode_config(num_reqs: int, spec: AttentionSpec, itemsize: int) -> DecodeCo
         return DecodeConfig(budget, 128, block_n=16 if size > 128 else 32, num_stages=2, block_m=block_m)
     if few:
         return DecodeConfig(budget, 32, block_n=32, num_warps=2, block_m=block_m)
-    return DecodeConfig(budget, 256, block_m=block_m)
+    many = num_reqs * spec.num_heads >= 2048
+    return DecodeConfig(budget, 256, block_n=64 if many and size <= 128 else 32, block_m=block_m)
 
 
 def short_query_len(spec: AttentionSpec, config: DecodeConfig) -> int:
@@ -319,7 +320,7 @@ def paged_attention_decode_triton(
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **overlap_options(query),
+        **programmatic_launch(query),
     )
 
 

@@ -26,12 +26,12 @@ from model_states.kernels.attention_parts import (
     dot_scores,
     find_tile,
     key_block,
-    overlap_options,
     searched_rows,
     softmax_step,
     with_sink,
 )
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.sizes import cdiv, next_power_of_2
 from model_states.kernels.triton_import import tl, triton
 
@@ -90,7 +90,7 @@ def _paged_attention_prefill_kernel(
     SEARCHED: tl.constexpr,
     VALUE_FROM_KEY: tl.constexpr,
     PRECISION: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     TILE: tl.constexpr = BLOCK_M // PACK
     FIRST_D: tl.constexpr = HEAD_SIZE_V if VALUE_FROM_KEY else 0
@@ -102,10 +102,12 @@ def _paged_attention_prefill_kernel(
     dv = tl.arange(0, BLOCK_DV)
     to_log2 = (scale if soft_cap is None else 1.0) * 1.4426950408889634
 
-    if OVERLAPS:
-        tl.extra.cuda.gdc_wait()
+    if PDL:
+        gdc_launch_dependents()
     item = tl.program_id(1)
     row, index = find_tile(query_start_loc, num_reqs, item, TILE, SHORT, SEARCHED)
+    if PDL:
+        gdc_wait()
     while row < num_reqs:
         start_token = tl.load(query_start_loc + row)
         query_len = tl.load(query_start_loc + row + 1) - start_token
@@ -190,8 +192,8 @@ class PrefillConfig:
     max_registers: int | None = None
 
 
-def prefill_config(spec: AttentionSpec, itemsize: int) -> PrefillConfig:
-    """A cut for head sizes and the size of a cached element (bytes)."""
+def prefill_config(max_query_len: int, spec: AttentionSpec, itemsize: int) -> PrefillConfig:
+    """A cut for a bound of the longest row, head sizes, and the size of a cached element (bytes)."""
     size = max(spec.head_size, spec.head_size_v)
     if itemsize == 4:
         # fp32 products run on the plain cores, unrolled: larger tiles spill and take long to compile.
@@ -201,7 +203,12 @@ def prefill_config(spec: AttentionSpec, itemsize: int) -> PrefillConfig:
         return PrefillConfig(64, 32, num_warps=8, num_stages=2)
     if size > 128:
         return PrefillConfig(128, 32, num_warps=8, num_stages=2)
-    return PrefillConfig(64, 64, num_warps=4, num_stages=3)
+    if max_query_len <= 256:
+        # A program has a few turns only, so what counts is how many programs run at once.
+        return PrefillConfig(64, 32, num_warps=4, num_stages=3, max_registers=168)
+    if max_query_len <= 2048:
+        return PrefillConfig(64, 64, num_warps=4, num_stages=3)
+    return PrefillConfig(128, 64, num_warps=8, num_stages=3)
 
 
 def packed_heads(spec: AttentionSpec) -> int:
@@ -254,7 +261,7 @@ def paged_attention_prefill_triton(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,
-        **overlap_options(query),
+        **programmatic_launch(query),
     )
 
 

@@ -313,8 +313,10 @@ def test_configs_follow_sizes() -> None:
     assert decode_config(256, shared, 2).block_m == 64
     assert decode_config(256, shared, 4).block_m == 16
     assert short_query_len(shared, decode_config(256, shared, 2)) == 1
-    assert prefill_config(shared, 2).block_n < prefill_config(spec, 2).block_n
-    assert prefill_config(spec, 4).block_m < prefill_config(spec, 2).block_m
+    long, short = prefill_config(8192, spec, 2), prefill_config(128, spec, 2)
+    assert long.block_m > short.block_m
+    assert prefill_config(8192, shared, 2).block_n < long.block_n
+    assert prefill_config(128, spec, 4).block_m < short.block_m
 
 
 def test_what_is_not_supported_is_said() -> None:

@@ -60,6 +60,7 @@ def fill(step: Step, rows: tuple[tuple[int, int], ...]) -> Case:
     step.metadata.seq_lens.copy_(new.metadata.seq_lens)
     step.metadata.block_table.zero_()
     step.metadata.block_table[:, : new.metadata.block_table.shape[1]] = new.metadata.block_table
+    torch.cuda.synchronize()  # kernels read lengths and tables while the launch before them ends
     return case
 
 
