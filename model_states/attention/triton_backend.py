@@ -109,9 +109,7 @@ class TritonAttention:
         if held is not None and all(t.numel() >= size for t, size in zip(held, sizes, strict=True)):
             return held
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return _new_scratch(
-                sizes, device
-            )  # of the graph's own pool: it must not be used outside that graph
+            return _new_scratch(sizes, device)  # of the graph's own pool: not to be used outside that graph
         if held is not None:
             self._outgrown.append(held)  # a captured graph may hold its addresses
             sizes = (max(sizes[0], held[0].numel()), max(sizes[1], held[1].numel()))

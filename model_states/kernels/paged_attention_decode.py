@@ -23,6 +23,7 @@ largest m_i (or the sink),
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -222,6 +223,7 @@ class DecodeConfig:
     block_m: int = 16
 
 
+@cache
 def decode_config(num_reqs: int, spec: AttentionSpec, itemsize: int) -> DecodeConfig:
     """A cut for a number of rows, head sizes, and the size of a cached element (bytes)."""
     size, group = max(spec.head_size, spec.head_size_v), spec.num_heads // spec.num_kv_heads
@@ -250,15 +252,11 @@ def _heads_axis(spec: AttentionSpec, config: DecodeConfig) -> int:
     return spec.num_kv_heads * cdiv(spec.num_heads // spec.num_kv_heads, config.block_m)
 
 
-def _num_stored(max_query_len: int, spec: AttentionSpec, config: DecodeConfig) -> int:
-    """(query, head) pairs of the largest part."""
+def _stored(max_query_len: int, spec: AttentionSpec, config: DecodeConfig) -> tuple[int, int]:
+    """(query, head) pairs of the largest part, and its fp32 elements, rounded up to whole cache lines."""
     queries = min(max_query_len, short_query_len(spec, config))
-    return queries * min(spec.num_heads // spec.num_kv_heads, config.block_m)
-
-
-def _stored_size(max_query_len: int, spec: AttentionSpec, config: DecodeConfig) -> int:
-    """fp32 elements of a part, rounded up to whole cache lines."""
-    return -(-_num_stored(max_query_len, spec, config) * (spec.head_size_v + 2) // 32) * 32
+    pairs = queries * min(spec.num_heads // spec.num_kv_heads, config.block_m)
+    return pairs, cdiv(pairs * (spec.head_size_v + 2), 32) * 32
 
 
 def _num_parts(metadata: AttentionMetadata, config: DecodeConfig) -> int:
@@ -269,8 +267,29 @@ def _num_parts(metadata: AttentionMetadata, config: DecodeConfig) -> int:
 
 def scratch_sizes(metadata: AttentionMetadata, spec: AttentionSpec, config: DecodeConfig) -> tuple[int, int]:
     """What a launch needs: fp32 elements, and int32 counters that are 0."""
-    axis, size = _heads_axis(spec, config), _stored_size(metadata.max_query_len, spec, config)
+    axis, (_, size) = _heads_axis(spec, config), _stored(metadata.max_query_len, spec, config)
     return _num_parts(metadata, config) * axis * size, metadata.seq_lens.shape[0] * axis
+
+
+@cache
+def _sizes(spec: AttentionSpec, config: DecodeConfig) -> dict[str, int]:
+    block_dv = max(16, next_power_of_2(spec.head_size_v))
+    group = next_power_of_2(min(spec.num_heads // spec.num_kv_heads, config.block_m))
+    block_p = min(group, _JOINED // block_dv)
+    return {
+        "NUM_HEADS": spec.num_heads,
+        "NUM_KV_HEADS": spec.num_kv_heads,
+        "HEAD_SIZE": spec.head_size,
+        "HEAD_SIZE_V": spec.head_size_v,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_D": key_block(spec),
+        "BLOCK_DV": block_dv,
+        "BLOCK_P": block_p,
+        "BLOCK_S": max(1, min(32, _JOINED // (block_p * block_dv))),
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
 
 
 def paged_attention_decode_triton(
@@ -288,38 +307,28 @@ def paged_attention_decode_triton(
     """Launch over (heads, parts). scratch and arrived are as `scratch_sizes` says; arrived is left at 0."""
     num_reqs, num_tokens = metadata.seq_lens.shape[0], query.shape[0]
     short, num_parts = short_query_len(spec, config), _num_parts(metadata, config)
-    alone = metadata.max_query_len <= short
-    block_dv = max(16, next_power_of_2(spec.head_size_v))
-    block_p = min(
-        next_power_of_2(min(spec.num_heads // spec.num_kv_heads, config.block_m)), _JOINED // block_dv
-    )
-    grid = (_heads_axis(spec, config), max(num_parts, num_tokens) if alone else num_parts)
-    _paged_attention_decode_kernel[grid](
+    stored, stored_size = _stored(metadata.max_query_len, spec, config)
+    cleared = num_tokens if metadata.max_query_len <= short else 0
+    _paged_attention_decode_kernel[_heads_axis(spec, config), max(num_parts, cleared)](
         *(out, scratch, arrived, query, key_cache, value_cache, metadata.query_start_loc, metadata.seq_lens),
-        *(metadata.block_table, sinks, num_reqs, num_tokens if alone else 0, config.budget, config.min_part),
         *(
-            _num_stored(metadata.max_query_len, spec, config),
-            _stored_size(metadata.max_query_len, spec, config),
+            metadata.block_table,
+            sinks,
+            num_reqs,
+            cleared,
+            config.budget,
+            config.min_part,
+            stored,
+            stored_size,
         ),
         *(spec.sliding_window, metadata.block_table.stride(0), query.stride(0), query.stride(1)),
         *(spec.scale, spec.soft_cap),
-        NUM_HEADS=spec.num_heads,
-        NUM_KV_HEADS=spec.num_kv_heads,
-        HEAD_SIZE=spec.head_size,
-        HEAD_SIZE_V=spec.head_size_v,
         BLOCK_SIZE=key_cache.shape[1],
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_D=key_block(spec),
-        BLOCK_DV=block_dv,
-        BLOCK_P=block_p,
-        BLOCK_S=max(1, min(32, _JOINED // (block_p * block_dv))),
         SHORT=short,
         SEARCHED=searched_rows(num_reqs),
         VALUE_FROM_KEY=spec.value_from_key,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **_sizes(spec, config),
         **programmatic_launch(query),
     )
 

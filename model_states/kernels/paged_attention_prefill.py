@@ -17,6 +17,7 @@ nobody's, so the grid is that of full tiles: neither padding nor rows that are n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -226,6 +227,24 @@ def _grid(
     return packs, max(1, min(tiles, max(cdiv(num_tokens, tile), cdiv(_FILL, packs))))
 
 
+@cache
+def _sizes(spec: AttentionSpec, config: PrefillConfig) -> dict[str, int | None]:
+    return {
+        "NUM_HEADS": spec.num_heads,
+        "NUM_KV_HEADS": spec.num_kv_heads,
+        "HEAD_SIZE": spec.head_size,
+        "HEAD_SIZE_V": spec.head_size_v,
+        "PACK": packed_heads(spec),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_D": key_block(spec),
+        "BLOCK_DV": max(16, next_power_of_2(spec.head_size_v)),
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "maxnreg": config.max_registers,
+    }
+
+
 def paged_attention_prefill_triton(
     out: torch.Tensor,
     query: torch.Tensor,
@@ -243,24 +262,13 @@ def paged_attention_prefill_triton(
         *(out, query, key_cache, value_cache, metadata.query_start_loc, metadata.seq_lens),
         *(metadata.block_table, sinks, num_reqs, num_tokens, spec.sliding_window),
         *(metadata.block_table.stride(0), query.stride(0), query.stride(1), spec.scale, spec.soft_cap),
-        NUM_HEADS=spec.num_heads,
-        NUM_KV_HEADS=spec.num_kv_heads,
-        HEAD_SIZE=spec.head_size,
-        HEAD_SIZE_V=spec.head_size_v,
         BLOCK_SIZE=key_cache.shape[1],
-        PACK=packed_heads(spec),
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_D=key_block(spec),
-        BLOCK_DV=max(16, next_power_of_2(spec.head_size_v)),
         OFFSETS=tl.int32 if key_cache.numel() < 2**31 else tl.int64,
         SHORT=short,
         SEARCHED=searched_rows(num_reqs),
         VALUE_FROM_KEY=spec.value_from_key,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        maxnreg=config.max_registers,
+        **_sizes(spec, config),
         **programmatic_launch(query),
     )
 
