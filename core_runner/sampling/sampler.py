@@ -120,7 +120,7 @@ class DefaultSampler:
         """
         num_rows, vocab_size = logits.shape[0], self.vocab_size
         groups = new_groups(logits, vocab_size, filters)
-        group_maxima(logits, vocab_size, rows, groups)
+        group_maxima(logits, vocab_size, rows, TARGET, groups)
         ids, failed = output.token_ids, output.failed
         if not filters:
             gumbel_argmax(logits, vocab_size, rows, TARGET, groups, None, ids, failed)
@@ -195,7 +195,7 @@ class DefaultSampler:
             if num_best:
                 if groups is None:
                     groups = new_groups(logits, self.vocab_size, False)
-                    group_maxima(logits, self.vocab_size, rows, groups)
+                    group_maxima(logits, self.vocab_size, rows, TARGET, groups)
                 best_ids(logits, self.vocab_size, groups.maxima, ids[:, 1:])
             logprobs(logits, self.vocab_size, ids, values, ranks)
         return ids, values, ranks

@@ -5,6 +5,7 @@ import torch
 from sampling_reference import make_rows
 
 from core_runner.sampling.kernels import group_maxima as op
+from core_runner.sampling.kernels.noise import DRAFT, gumbel_torch
 from core_runner.sampling_params import SamplingParams as Params
 
 INF = float("inf")
@@ -23,7 +24,7 @@ def run(kernel, logits, vocab_size, params, filters=True):
     for tensor in groups:
         if tensor is not None:
             tensor.fill_(-77)
-    kernel(logits, vocab_size, rows, groups)
+    kernel(logits, vocab_size, rows, DRAFT, groups)
     return groups
 
 
@@ -31,9 +32,16 @@ def both(logits, vocab_size, params=OPTIONS, alone=ALONE):
     expected = run(op.group_maxima_torch, logits, vocab_size, params)
     got = run(op.group_maxima_triton, logits, vocab_size, params)
     torch.testing.assert_close(got.maxima, expected.maxima, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        got.holder_scores, expected.holder_scores, rtol=1e-5, atol=1e-6, equal_nan=True
+    )
+    torch.testing.assert_close(got.other_bounds, expected.other_bounds, rtol=1e-5, atol=1e-5, equal_nan=True)
+    noisy = [row for row, p in enumerate(params) if p.temperature > 0]
+    torch.testing.assert_close(got.holder_logits[noisy], expected.holder_logits[noisy], equal_nan=True)
     torch.testing.assert_close(got.sums[alone], expected.sums[alone], rtol=1e-5, atol=0, equal_nan=True)
     without = run(op.group_maxima_triton, logits, vocab_size, params, filters=False)
-    torch.testing.assert_close(without.maxima, expected.maxima, rtol=0, atol=0, equal_nan=True)
+    for one, other in zip(without[:3], got, strict=False):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
     return got
 
 
@@ -67,3 +75,27 @@ def test_extreme_temperatures(device, temperature):
     logits = torch.tensor([[-3e4, 5.0, 6e4, -INF, 6e4]], device=device)
     got = both(logits, 5, [Params(temperature=temperature, top_p=0.5)], [0])
     assert got.sums.tolist() == [[4.0]] if temperature > 1 else [[2.0]]
+
+
+def test_holders_have_their_scores_and_other_ids_their_bound(device):
+    """Against the noise of every id: the holder's score is exact, and no other id of the group is above the bound."""
+    logits = 2 * torch.randn(4, 300, generator=torch.Generator().manual_seed(5)).to(device)
+    params = [Params(temperature=t) for t in (0.1, 1.0, 30.0, 0.0)]
+    rows = make_rows(params, [3] * 4, device, [0] * 4)
+    got = run(op.group_maxima_triton, logits, 300, params)
+    noise = gumbel_torch(rows.seed[rows.slots], rows.sampled_positions(), DRAFT, 300)
+    scores = logits + rows.temperature[rows.slots, None] * noise
+    for row in range(3):
+        for group, (score, of_ids) in enumerate(
+            zip(scores[row].split(64), noise[row].split(64), strict=True)
+        ):
+            order = of_ids.argsort(descending=True)
+            if float(got.holder_scores[row, group]) > -INF:  # else it lies after the vocabulary
+                assert float(got.holder_scores[row, group]) == pytest.approx(
+                    float(score[order[0]]), rel=1e-5, abs=1e-5
+                )
+                score = score[order[1:]]
+            assert float(got.other_bounds[row, group]) >= float(score.max())
+    assert (got.holder_scores[:3, :4] > -INF).all()
+    assert (got.holder_scores[3] == -INF).all()
+    assert torch.equal(got.other_bounds[3], got.maxima[3])

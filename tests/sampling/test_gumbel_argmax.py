@@ -34,8 +34,8 @@ def run(kernel, logits, vocab_size, rows, purpose=TARGET, thresholds=None, ladde
     if kernel is op.gumbel_argmax_torch:
         kernel(logits, vocab_size, rows, purpose, thresholds, token_ids, failed, ladder)
     else:
-        groups = new_groups(logits, vocab_size, filters=False)
-        group_maxima_torch(logits, vocab_size, rows, groups)
+        groups = new_groups(logits, vocab_size, filters=ladder is not None)
+        group_maxima_torch(logits, vocab_size, rows, purpose, groups)
         chosen = torch.full_like(groups.maxima, GARBAGE, dtype=torch.int32)
         kernel(logits, vocab_size, rows, purpose, groups, thresholds, token_ids, failed, chosen, ladder)
     return token_ids, failed
@@ -65,8 +65,9 @@ def test_twins_agree(device, vocab_size, dtype):
 def test_twins_agree_under_thresholds_and_for_another_purpose(device):
     logits = padded_logits(1025, torch.float32, device)
     thresholds = logits[:, :1025].topk(5, dim=1).values[:, -1].contiguous()
-    target, _ = both(logits, 1025, rows_on(device), thresholds=thresholds)
-    draft, _ = both(logits, 1025, rows_on(device), purpose=DRAFT, thresholds=thresholds)
+    target, _ = both(logits, 1025, rows_on(device), thresholds=thresholds, ladder=op.new_ladder(6, device))
+    ladder = op.new_ladder(6, device)
+    draft, _ = both(logits, 1025, rows_on(device), purpose=DRAFT, thresholds=thresholds, ladder=ladder)
     for row in range(6):
         assert logits[row, target[row]] >= thresholds[row]
     assert (target != draft).any()

@@ -32,16 +32,19 @@ def test_philox_known_answers(counter, key, result):
 
 
 @triton.jit
-def _noise_kernel(out, bounds, seeds, positions, first, purpose: tl.constexpr, NUM: tl.constexpr):
+def _noise_kernel(out, least_out, seeds, positions, first, purpose: tl.constexpr, NUM: tl.constexpr):
     row = tl.program_id(0)
     seed, position = tl.load(seeds + row), tl.load(positions + row)
     groups = first + tl.arange(0, NUM)
-    at = (row * NUM + tl.arange(0, NUM)[:, None]) * 64 + tl.arange(0, 64)[None, :]
-    tl.store(out + at, noise.gumbels(seed, position, groups, purpose, NUM))
-    holders, others = noise.gumbel_bounds(seed, position, purpose, 2, 4)
-    at = row * 16 + tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)[None, :]
-    tl.store(bounds + at, holders)
-    tl.store(bounds + at + 8, others)
+    at = row * NUM + tl.arange(0, NUM)
+    tl.store(
+        out + at[:, None] * 64 + tl.arange(0, 64)[None, :],
+        noise.gumbels(seed, position, groups, purpose, NUM),
+    )
+    least, gap, holder = noise.group_noise(seed, position, groups, purpose)
+    tl.store(least_out + 3 * at, least)
+    tl.store(least_out + 3 * at + 1, gap)
+    tl.store(least_out + 3 * at + 2, holder.to(tl.float32))
 
 
 @pytest.mark.parametrize("purpose", [noise.TARGET, noise.DRAFT, noise.ACCEPT, noise.RESIDUAL])
@@ -49,15 +52,18 @@ def _noise_kernel(out, bounds, seeds, positions, first, purpose: tl.constexpr, N
 def test_twins_agree(device, purpose, first):
     seeds, positions = torch.tensor(SEEDS, device=device), torch.tensor(POSITIONS, device=device)
     values = torch.full((len(SEEDS), 4, 64), math.nan, device=device)
-    bounds = torch.full((len(SEEDS), 2, 8), math.nan, device=device)
-    _noise_kernel[(len(SEEDS),)](values, bounds, seeds, positions, first, purpose, NUM=4)
-    expected = noise.gumbel_torch(seeds, positions, purpose, 8 * 64).unflatten(1, (8, 64))
-    torch.testing.assert_close(values, expected[:, first : first + 4], rtol=1e-5, atol=1e-6)
-    largest = expected.topk(2, dim=2).values.transpose(1, 2)
-    assert (bounds >= largest - 1e-5).all()
-    # A large value is where it counts: there the bound is near.
-    near = (bounds - largest)[largest > 7]
-    assert near.numel() == 0 or float(near.max()) < 0.1
+    parts = torch.full((len(SEEDS), 4, 3), math.nan, device=device)
+    _noise_kernel[(len(SEEDS),)](values, parts, seeds, positions, first, purpose, NUM=4)
+    groups = slice(first, first + 4)
+    expected = noise.gumbel_torch(seeds, positions, purpose, 8 * 64).unflatten(1, (8, 64))[:, groups]
+    torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6)
+    of_groups = torch.stack(noise.group_noise_torch(seeds, positions, purpose, 8), dim=2)[:, groups]
+    torch.testing.assert_close(parts, of_groups.float(), rtol=1e-5, atol=0)
+    # The holder has the largest noise, and the next one is `gap` below.
+    largest = expected.topk(2, dim=2)
+    assert torch.equal(largest.indices[:, :, 0], of_groups[:, :, 2].long())
+    torch.testing.assert_close(largest.values[:, :, 0], -of_groups[:, :, 0].log().float())
+    torch.testing.assert_close(largest.values[:, :, 1], -of_groups[:, :, :2].sum(dim=2).log().float())
 
 
 def test_layout_is_the_documented_one():

@@ -19,7 +19,7 @@ def both(logits, vocab_size, params, first_position=1):
     n, device = len(params), logits.device
     rows = make_rows(params, [first_position + 3 * i for i in range(n)], device, list(range(n)))
     groups = new_groups(logits, vocab_size, filters=True)
-    group_maxima_torch(logits, vocab_size, rows, groups)
+    group_maxima_torch(logits, vocab_size, rows, TARGET, groups)
     thresholds = torch.full((n,), float("nan"), device=device)
     top_k_top_p_torch(logits, vocab_size, rows, False, thresholds)
     ids = torch.full((n,), GARBAGE, device=device)

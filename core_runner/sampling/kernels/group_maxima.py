@@ -1,12 +1,16 @@
-"""What one pass over the logits leaves of every group of 64 ids: its largest logit, and its weight.
+"""What one pass over the logits leaves of every group of 64 ids: what the kernels after it decide by.
 
-    maxima[row, g] = max over the ids of group g of logit[row, id]                NaN if one of them is
-    sums[row, g]   = sum over them of exp((logit[row, id] - maxima[row, g]) / T)  in rows that top-p alone filters
+    maxima[row, g]         = max over the ids of group g of logit[row, id]            NaN if one of them is
+    holder_scores[row, g]  = logit[row, h] + T * its noise,   h = 64 * g + holder[g]         see `noise`
+    other_bounds[row, g]   = maxima[row, g] + T * -log(least[g] + gap[g]), or a little more
+    holder_logits[row, g]  = logit[row, h]
+    sums[row, g]           = sum over the group of exp((logit[row, id] - maxima[row, g]) / T)
 
-Everything after that looks into the few groups that can matter: the winner's, those of the best k ids, those that hold
-a logit above another. `sums` has garbage in the other rows, for which nobody reads it.
+The holder has the largest noise of its group, and no other id's score is above the group's bound. Greedy rows have no
+noise: their holder_scores are -inf, and other_bounds the maxima. `holder_logits` and `sums` are there if rows filter,
+the first for rows that are not greedy, the second for rows that top-p filters without top-k; elsewhere it is garbage.
 
-logits [n, >= vocab_size] (any float type, strided rows); maxima and sums float32 [n, num_groups(vocab_size)].
+logits [n, >= vocab_size] (any float type, strided rows); all results float32 [n, num_groups(vocab_size)].
 """
 
 from __future__ import annotations
@@ -15,13 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core_runner.sampling.kernels.noise import GROUP
+from core_runner.sampling.kernels.noise import GROUP, group_noise, group_noise_torch
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-SPAN = 16  # groups of a lane, where a program holds the maxima of a row
 _GROUP = tl.constexpr(GROUP)
+_ROOM = tl.constexpr(5e-7)  # what rounding may add to a score, relative to its parts
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LEAST_TEMPERATURE = (
     1e-30  # its inverse is finite; a smaller temperature leaves only the largest logits anyway
@@ -30,10 +34,13 @@ _LEAST = tl.constexpr(_LEAST_TEMPERATURE)
 
 
 class Groups(NamedTuple):
-    """One pass over a step's logits, by groups of ids."""
+    """One pass over a step's logits, by groups of ids. The last two are None where no row of the batch filters."""
 
     maxima: torch.Tensor
-    sums: torch.Tensor | None  # None where no row of the batch filters
+    holder_scores: torch.Tensor
+    other_bounds: torch.Tensor
+    holder_logits: torch.Tensor | None
+    sums: torch.Tensor | None
 
 
 class Launch(NamedTuple):
@@ -51,17 +58,11 @@ def num_groups(vocab_size: int) -> int:
     return -(-vocab_size // GROUP)
 
 
-def num_lanes(num_groups: int) -> int:
-    """Lanes that hold as many groups."""
-    lanes: int = triton.next_power_of_2(-(-num_groups // SPAN))
-    return lanes
-
-
 def new_groups(logits: torch.Tensor, vocab_size: int, filters: bool) -> Groups:
     """Room for what `group_maxima` writes."""
-    shape = (logits.shape[0], num_groups(vocab_size))
-    maxima = logits.new_empty(shape, dtype=torch.float32)
-    return Groups(maxima, torch.empty_like(maxima) if filters else None)
+    shape = (5 if filters else 3, logits.shape[0], num_groups(vocab_size))
+    parts = logits.new_empty(shape, dtype=torch.float32).unbind()
+    return Groups(*parts) if filters else Groups(*parts, None, None)
 
 
 def top_p_alone(rows: SamplingRows, vocab_size: int) -> torch.Tensor:
@@ -70,16 +71,26 @@ def top_p_alone(rows: SamplingRows, vocab_size: int) -> torch.Tensor:
     return (rows.temperature[rows.slots] > 0) & (top_p < 1) & ((top_k <= 0) | (top_k >= vocab_size))
 
 
-def group_maxima_torch(logits: torch.Tensor, vocab_size: int, rows: SamplingRows, groups: Groups) -> None:
+def group_maxima_torch(
+    logits: torch.Tensor, vocab_size: int, rows: SamplingRows, purpose: int, groups: Groups
+) -> None:
     """Plain torch twin."""
     x = logits[:, :vocab_size].float()
-    padding = groups.maxima.shape[1] * GROUP - vocab_size
-    x = torch.nn.functional.pad(x, (0, padding), value=-torch.inf).unflatten(1, (-1, GROUP))
+    count = groups.maxima.shape[1]
+    x = torch.nn.functional.pad(x, (0, count * GROUP - vocab_size), value=-torch.inf).unflatten(
+        1, (-1, GROUP)
+    )
     groups.maxima.copy_(x.amax(dim=2))
-    if groups.sums is not None:
-        most = groups.maxima[:, :, None]
-        temperature = rows.temperature[rows.slots].clamp(min=_LEAST_TEMPERATURE)[:, None, None]
-        groups.sums.copy_(torch.where(x == most, 0.0, (x - most) / temperature).exp().sum(dim=2))
+    temperature = rows.temperature[rows.slots][:, None]
+    least, gap, holder = group_noise_torch(rows.seed[rows.slots], rows.sampled_positions(), purpose, count)
+    held = x.gather(2, holder[:, :, None])[:, :, 0]
+    groups.holder_scores.copy_(torch.where(temperature > 0, held - temperature * least.log(), -torch.inf))
+    groups.other_bounds.copy_(groups.maxima - temperature * (least + gap).log())
+    if groups.sums is not None and groups.holder_logits is not None:
+        groups.holder_logits.copy_(held)
+        difference = torch.where(x == groups.maxima[:, :, None], 0.0, x - groups.maxima[:, :, None])
+        scaled = difference / temperature.clamp(min=_LEAST_TEMPERATURE)[:, :, None]
+        groups.sums.copy_(scaled.exp().sum(dim=2))
 
 
 @triton.jit
@@ -101,38 +112,28 @@ def weights(x, best, scale) -> Any:
 
 
 @triton.jit
-def load_maxima(maxima, num_groups, LANES: tl.constexpr, SPAN: tl.constexpr) -> Any:
-    """The groups of a row, int32 [LANES, SPAN], and their largest logits, float32; -inf for what is no group."""
-    groups = tl.arange(0, LANES)[:, None] * SPAN + tl.arange(0, SPAN)[None, :]
-    return groups, tl.load(maxima + groups, mask=groups < num_groups, other=-float("inf"))
+def load_row(values, row, num_groups, PADDED: tl.constexpr) -> Any:
+    """What a row has for each of its groups, float32 [PADDED]; -inf for what is no group."""
+    at = tl.arange(0, PADDED)
+    return tl.load(values + row * num_groups + at, mask=at < num_groups, other=-float("inf"))
 
 
 @triton.jit
-def largest(x) -> Any:
-    """Largest of a matrix."""
-    return tl.max(tl.max(x, axis=1), axis=0)
+def total_mass(sums, maxima, row, num_groups, best, scale, PADDED: tl.constexpr) -> Any:
+    """Sum of the weights of all ids of a row. maxima: as `load_row` gives them."""
+    at = tl.arange(0, PADDED)
+    part = tl.load(sums + row * num_groups + at, mask=at < num_groups, other=0.0)
+    return tl.sum(part * weights(maxima, best, scale), axis=0)
 
 
 @triton.jit
-def total_mass(sums, groups, maxima, num_groups, best, scale) -> Any:
-    """Sum of the weights of all ids of a row, from what `load_maxima` gave."""
-    part = tl.load(sums + groups, mask=groups < num_groups, other=0.0)
-    return tl.sum(tl.sum(part * weights(maxima, best, scale), axis=1), axis=0)
-
-
-@triton.jit
-def collect(chosen, groups, keep) -> Any:
-    """Write the groups that `keep` marks side by side to `chosen`, for all threads to read; returns their count.
-
-    groups, keep: matrices of one shape.
-    """
+def collect(chosen, keep, PADDED: tl.constexpr) -> Any:
+    """Write the groups that `keep` [PADDED] marks side by side to `chosen`; returns their count."""
     kept = keep.to(tl.int32)
-    in_lane = tl.sum(kept, axis=1)
-    count = tl.sum(in_lane, axis=0)
+    count = tl.sum(kept, axis=0)
     if count > 0:
-        before = tl.cumsum(in_lane, axis=0) - in_lane
         tl.debug_barrier()  # what is there may still be being read
-        tl.store(chosen + before[:, None] + tl.cumsum(kept, axis=1) - 1, groups, mask=keep)
+        tl.store(chosen + tl.cumsum(kept, axis=0) - 1, tl.arange(0, PADDED), mask=keep)
         tl.debug_barrier()
     return count
 
@@ -159,36 +160,69 @@ def _group_maxima_kernel(
     logits_stride,
     vocab_size,
     slots,
+    logits_indices,
+    positions,
     temperatures,
     top_ks,
     top_ps,
     parameter_stride,
+    seeds,
+    seed_stride,
     maxima,
+    holder_scores,
+    other_bounds,
+    holder_logits,
     sums,
     num_groups,
-    HAS_SUMS: tl.constexpr,
+    purpose: tl.constexpr,
+    FILTERS: tl.constexpr,
     GROUPS: tl.constexpr,
 ) -> None:
     """GROUPS groups of one row."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * GROUPS
-    ids = (first + tl.arange(0, GROUPS)[:, None]) * _GROUP + tl.arange(0, _GROUP)[None, :]
-    x = tl.load(logits + row * logits_stride + ids, mask=ids < vocab_size, other=-float("inf")).to(tl.float32)
-    most = tl.reduce(x, 1, _larger)
     groups = first + tl.arange(0, GROUPS)
-    at = row * num_groups + groups
-    tl.store(maxima + at, most, mask=groups < num_groups)
-    if HAS_SUMS:
-        parameters = tl.load(slots + row).to(tl.int64) * parameter_stride
-        temperature = tl.load(temperatures + parameters)
-        top_k, top_p = tl.load(top_ks + parameters), tl.load(top_ps + parameters)
+    base, at, is_group = logits + row * logits_stride, row * num_groups + groups, groups < num_groups
+    ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf")).to(tl.float32)
+    slot = tl.load(slots + row).to(tl.int64)
+    temperature = tl.load(temperatures + slot * parameter_stride)
+    seed = tl.load(seeds + slot * seed_stride)
+    position = tl.load(positions + tl.load(logits_indices + row)) + 1
+    most = tl.reduce(x, 1, _larger)
+    tl.store(maxima + at, most, mask=is_group)
+    if FILTERS:
+        top_k = tl.load(top_ks + slot * parameter_stride)
+        top_p = tl.load(top_ps + slot * parameter_stride)
         if is_top_p_alone(temperature, top_k, top_p, vocab_size):
             weight = weights(x, most[:, None], log2_scale(temperature))
-            tl.store(sums + at, tl.sum(weight, axis=1), mask=groups < num_groups)
+            tl.store(sums + at, tl.sum(weight, axis=1), mask=is_group)
+    if temperature > 0:
+        # Read back, each by one thread: several hold a group's maximum, and all would draw its noise.
+        tl.debug_barrier()
+        peak = tl.load(maxima + at, mask=is_group, other=-float("inf"))
+        least, gap, holder = group_noise(seed, position, groups, purpose)
+        held = groups * _GROUP + holder
+        logit = tl.load(base + held, mask=is_group & (held < vocab_size), other=-float("inf")).to(tl.float32)
+        noise = -temperature * tl.log(least + gap)
+        # What scores an id may round its sum otherwise.
+        room = tl.where(peak > -float("inf"), (tl.abs(peak) + tl.abs(noise)) * _ROOM, 0.0)
+        tl.store(holder_scores + at, logit - temperature * tl.log(least), mask=is_group)
+        tl.store(other_bounds + at, peak + noise + room, mask=is_group)
+        if FILTERS:
+            tl.store(holder_logits + at, logit, mask=is_group)
+    else:
+        tl.store(holder_scores + at, -float("inf"), mask=is_group)
+        tl.store(other_bounds + at, most, mask=is_group)
 
 
 def group_maxima_triton(
-    logits: torch.Tensor, vocab_size: int, rows: SamplingRows, groups: Groups, launch: Launch = LAUNCH
+    logits: torch.Tensor,
+    vocab_size: int,
+    rows: SamplingRows,
+    purpose: int,
+    groups: Groups,
+    launch: Launch = LAUNCH,
 ) -> None:
     """One program for every `launch.groups` groups of every row."""
     stride = rows.temperature.stride(0)
@@ -198,20 +232,26 @@ def group_maxima_triton(
         logits.stride(0),
         vocab_size,
         rows.slots,
+        rows.logits_indices,
+        rows.positions,
         rows.temperature,
         rows.top_k,
         rows.top_p,
         stride,
-        groups.maxima,
-        groups.sums,
+        rows.seed,
+        rows.seed.stride(0),
+        *groups,
         groups.maxima.shape[1],
-        HAS_SUMS=groups.sums is not None,
+        purpose=purpose,
+        FILTERS=groups.sums is not None,
         GROUPS=launch.groups,
         num_warps=launch.num_warps,
     )
 
 
-def group_maxima(logits: torch.Tensor, vocab_size: int, rows: SamplingRows, groups: Groups) -> None:
+def group_maxima(
+    logits: torch.Tensor, vocab_size: int, rows: SamplingRows, purpose: int, groups: Groups
+) -> None:
     """Fill `groups` for every row of logits; see the module's formula and shapes."""
     run = group_maxima_triton if use_triton(logits) else group_maxima_torch
-    run(logits, vocab_size, rows, groups)
+    run(logits, vocab_size, rows, purpose, groups)

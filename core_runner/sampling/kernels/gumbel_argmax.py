@@ -7,10 +7,9 @@ The argmax of `logit / T + gumbel` is that of `logit + T * gumbel`; the second n
 overflows however small T is, and T = 0 is greedy by the same formula. `failed[row]` is set, and
 token_ids[row] is 0, where the logits hold a NaN or no id is left (all -inf).
 
-Few groups of 64 ids are looked into, because one draw gives the largest noise of each and the id that holds it. No
-holder's score is above `largest logit of the group + T * its noise`, and no other id's above the same with the group's
-second noise. So the holders of the most promising groups are scored first, then the holders in those groups alone
-whose bound reaches what they gave, then all ids of the groups whose bound for other ids does. Both lists are short.
+Few groups of 64 ids are looked into. The holder of each group's largest noise has its score from `group_maxima`; the
+best of those is the best of all, unless another id of a group whose bound reaches it is better. So all ids are scored
+in those groups alone, and that of the highest bound comes first where they are many.
 
 Where rows filter, `nucleus` wants to know what would be sampled if that id fell out, with all ids up to its logit, and
 so on:
@@ -33,17 +32,14 @@ from typing import Any, NamedTuple
 import torch
 
 from core_runner.sampling.kernels.group_maxima import (
-    SPAN,
     Groups,
     collect,
     is_top_p_alone,
-    largest,
     load_groups,
-    load_maxima,
-    num_lanes,
+    load_row,
     top_p_alone,
 )
-from core_runner.sampling.kernels.noise import GROUP, group_noise, gumbel_bounds, gumbel_torch, gumbels
+from core_runner.sampling.kernels.noise import GROUP, group_noise, gumbel_torch, gumbels
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
@@ -51,7 +47,6 @@ from model_states.kernels.triton_import import tl, triton
 RUNGS = 3
 TILE = 1024 // GROUP  # groups whose ids are scored together
 _GROUP, _NO_ID = tl.constexpr(GROUP), tl.constexpr(2**31 - 1)
-_ROOM = tl.constexpr(5e-7)  # what rounding may add to a score, relative to its parts
 
 
 class Launch(NamedTuple):
@@ -125,32 +120,6 @@ def gumbel_argmax_torch(
 
 
 @triton.jit
-def score_bounds(
-    maxima,
-    threshold,
-    temperature,
-    seed,
-    position,
-    purpose: tl.constexpr,
-    LANES: tl.constexpr,
-    SPAN: tl.constexpr,
-) -> Any:
-    """Bounds from above of the scores in each group, two float32 [LANES, SPAN]: of its holder, and of its other ids.
-
-    -inf for a group below the threshold. Without noise both are the group's largest logit.
-    """
-    bounds, others = maxima, maxima
-    if temperature > 0:
-        noise, other_noise = gumbel_bounds(seed, position, purpose, LANES, SPAN)
-        # What scores an id may round its sum otherwise.
-        room = (tl.abs(maxima) + tl.abs(noise) * temperature) * _ROOM
-        bounds = maxima + temperature * noise + room
-        others = maxima + temperature * other_noise + room
-    is_open = (maxima >= threshold) & (maxima > -float("inf"))
-    return tl.where(is_open, bounds, -float("inf")), tl.where(is_open, others, -float("inf"))
-
-
-@triton.jit
 def _better(best, token_id, logit, score, ids, x) -> Any:
     """The best of what there was and of new scores of ids with logits x, vectors; the lower id of equal ones."""
     top = tl.max(score, axis=0)
@@ -158,31 +127,6 @@ def _better(best, token_id, logit, score, ids, x) -> Any:
     top_logit = tl.max(tl.where(ids == top_id, x, -float("inf")), axis=0)
     wins = (top > best) | ((top == best) & (top_id < token_id))
     return tl.where(wins, top, best), tl.where(wins, top_id, token_id), tl.where(wins, top_logit, logit)
-
-
-@triton.jit
-def _score_holders(
-    base,
-    vocab_size,
-    chosen,
-    start,
-    count,
-    above,
-    threshold,
-    temperature,
-    seed,
-    position,
-    purpose: tl.constexpr,
-    NUM,
-) -> Any:
-    """Score, id and logit of the holder in each of NUM of the chosen groups, vectors; -inf where there is none."""
-    place = start + tl.arange(0, NUM)
-    groups = tl.load(chosen + place, mask=place < count, other=0)
-    least, _, holder = group_noise(seed, position, groups, purpose)
-    ids = groups * _GROUP + holder
-    x = tl.load(base + ids, mask=(place < count) & (ids < vocab_size), other=-float("inf")).to(tl.float32)
-    score = x - temperature * tl.log(least)
-    return tl.where((x >= threshold) & (x > above), score, -float("inf")), ids, x
 
 
 @triton.jit
@@ -203,13 +147,42 @@ def _score_groups(
 
 
 @triton.jit
+def load_scores(
+    holder_scores,
+    other_bounds,
+    holder_logits,
+    maxima,
+    row,
+    num_groups,
+    threshold,
+    HAS_LOGITS,
+    PADDED: tl.constexpr,
+) -> Any:
+    """Scores of the row's holders, bounds of other ids, and the holders' logits, [PADDED]; maxima: likewise.
+
+    -inf where the threshold drops them. HAS_LOGITS: whether there are logits of holders; else maxima take their place.
+    """
+    scores = load_row(holder_scores, row, num_groups, PADDED)
+    bounds = load_row(other_bounds, row, num_groups, PADDED)
+    held = maxima
+    if HAS_LOGITS:
+        held = load_row(holder_logits, row, num_groups, PADDED)
+    is_open = (maxima >= threshold) & (maxima > -float("inf"))
+    return (
+        tl.where(is_open & (held >= threshold), scores, -float("inf")),
+        tl.where(is_open, bounds, -float("inf")),
+        held,
+    )
+
+
+@triton.jit
 def draw(
     base,
     vocab_size,
-    groups,
     maxima,
+    scores,
     bounds,
-    other_bounds,
+    held,
     chosen,
     above,
     threshold,
@@ -217,62 +190,49 @@ def draw(
     seed,
     position,
     purpose: tl.constexpr,
-    LANES: tl.constexpr,
+    PADDED: tl.constexpr,
     TILE: tl.constexpr,
 ) -> Any:
     """Best score of a row among ids with logit > above and >= threshold, its lowest id, and that id's logit.
 
-    A score of -inf, and any id and logit, where there is none. groups, maxima and both bounds [LANES, SPAN] of the
+    A score of -inf, and any id and logit, where there is none. maxima and what `load_scores` gives [PADDED], of the
     row; chosen: scratch for as many groups.
     """
-    best, token_id, logit = tl.full((), -float("inf"), tl.float32), tl.full((), _NO_ID, tl.int32), above
+    at = tl.arange(0, PADDED)
+    scores = tl.where(held > above, scores, -float("inf"))
+    best = tl.max(scores, axis=0)
+    group = tl.min(tl.where((scores == best) & (scores > -float("inf")), at, PADDED), axis=0)
+    _, _, holder = group_noise(seed, position, group, purpose)
+    token_id = tl.where(group < PADDED, group * _GROUP + holder, _NO_ID)
+    logit = tl.max(tl.where(at == group, held, -float("inf")), axis=0)
+
     bounds = tl.where(maxima > above, bounds, -float("inf"))
-    tops = tl.max(bounds, axis=1)[:, None]
-    is_top = (bounds == tops) & (bounds > -float("inf"))
-    if temperature > 0:
-        # First each lane's most promising group, then those that may be better than what these gave.
-        wanted = is_top
-        for _ in range(0, 2):
-            count = collect(chosen, groups, wanted)
-            for start in range(0, count, LANES):
-                score, ids, x = _score_holders(
-                    base,
-                    vocab_size,
-                    chosen,
-                    start,
-                    count,
-                    above,
-                    threshold,
-                    temperature,
-                    seed,
-                    position,
-                    purpose,
-                    LANES,
-                )
-                best, token_id, logit = _better(best, token_id, logit, score, ids, x)
-            wanted = (bounds >= best) & (bounds > -float("inf")) & (bounds < tops)
-        wanted = (other_bounds >= best) & (bounds > -float("inf"))
-    else:
-        # The first of the groups with the largest logit has the answer.
-        firsts = tl.min(tl.where(is_top, groups, _NO_ID), axis=1)[:, None]
-        wanted = groups == tl.min(tl.min(tl.where(tops == largest(bounds), firsts, _NO_ID), axis=1), axis=0)
-    count = collect(chosen, groups, wanted)
-    for start in range(0, count, TILE):
-        score, ids, x = _score_groups(
-            base,
-            vocab_size,
-            chosen,
-            start,
-            count,
-            above,
-            threshold,
-            temperature,
-            seed,
-            position,
-            purpose,
-            TILE,
-        )
-        best, token_id, logit = _better(best, token_id, logit, score, ids, x)
+    wanted = (bounds >= best) & (bounds > -float("inf"))
+    top = tl.max(bounds, axis=0)
+    first = tl.min(tl.where((bounds == top) & wanted, at, PADDED), axis=0)
+    is_many = (tl.sum(wanted.to(tl.int32), axis=0) > TILE) | (temperature <= 0)
+    # One group first, if there are many: what it gives leaves few. Without noise it has the answer.
+    for step in range(tl.where(is_many, 0, 1), tl.where(temperature > 0, 2, 1)):
+        if step == 0:
+            count = collect(chosen, at == first, PADDED)
+        else:
+            count = collect(chosen, wanted & (bounds >= best), PADDED)
+        for start in range(0, count, TILE):
+            score, ids, x = _score_groups(
+                base,
+                vocab_size,
+                chosen,
+                start,
+                count,
+                above,
+                threshold,
+                temperature,
+                seed,
+                position,
+                purpose,
+                TILE,
+            )
+            best, token_id, logit = _better(best, token_id, logit, score, ids, x)
     return best, token_id, logit
 
 
@@ -291,6 +251,9 @@ def _gumbel_argmax_kernel(
     seeds,
     seed_stride,
     maxima,
+    holder_scores,
+    other_bounds,
+    holder_logits,
     num_groups,
     thresholds,
     chosen,
@@ -299,11 +262,9 @@ def _gumbel_argmax_kernel(
     rung_ids,
     rung_logits,
     purpose: tl.constexpr,
-    HAS_THRESHOLD: tl.constexpr,
-    HAS_LADDER: tl.constexpr,
+    FILTERS: tl.constexpr,
     RUNGS: tl.constexpr,
-    LANES: tl.constexpr,
-    SPAN: tl.constexpr,
+    PADDED: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """One row."""
@@ -313,30 +274,32 @@ def _gumbel_argmax_kernel(
     seed = tl.load(seeds + slot * seed_stride)
     position = tl.load(positions + tl.load(logits_indices + row)) + 1
     threshold = tl.full((), -float("inf"), tl.float32)
-    if HAS_THRESHOLD:
+    if FILTERS:
         threshold = tl.load(thresholds + row)
     base, chosen = logits + row * logits_stride, chosen + row * num_groups
 
-    groups, most = load_maxima(maxima + row * num_groups, num_groups, LANES, SPAN)
-    has_nan = largest((most != most).to(tl.int32)) > 0
+    most = load_row(maxima, row, num_groups, PADDED)
+    has_nan = tl.max((most != most).to(tl.int32), axis=0) > 0
     most = tl.where(has_nan, -float("inf"), most)
-    bounds, other_bounds = score_bounds(most, threshold, temperature, seed, position, purpose, LANES, SPAN)
+    scores, bounds, held = load_scores(
+        holder_scores, other_bounds, holder_logits, most, row, num_groups, threshold, FILTERS, PADDED
+    )
     num_rungs = 1
-    if HAS_LADDER:
+    if FILTERS:
         top_k = tl.load(top_ks + slot * parameter_stride)
         top_p = tl.load(top_ps + slot * parameter_stride)
         has_ladder = is_top_p_alone(temperature, top_k, top_p, vocab_size)
         num_rungs = tl.where(has_ladder, RUNGS, 1)
-        tl.store(rung_logits + row * (RUNGS + 1) + RUNGS, largest(most))
+        tl.store(rung_logits + row * (RUNGS + 1) + RUNGS, tl.max(most, axis=0))
     above = tl.full((), -float("inf"), tl.float32)
     for rung in range(0, num_rungs):
         best, token_id, logit = draw(
             base,
             vocab_size,
-            groups,
             most,
+            scores,
             bounds,
-            other_bounds,
+            held,
             chosen,
             above,
             threshold,
@@ -344,14 +307,14 @@ def _gumbel_argmax_kernel(
             seed,
             position,
             purpose,
-            LANES,
+            PADDED,
             TILE,
         )
         has_id = best > -float("inf")
         if rung == 0:
             tl.store(token_ids + row, tl.where(has_id, token_id, 0).to(tl.int64))
             tl.store(failed + row, best == -float("inf"))
-        if HAS_LADDER:
+        if FILTERS:
             has_rung = has_id & has_ladder
             above = tl.where(has_rung, logit, float("inf"))
             tl.store(rung_ids + row * RUNGS + rung, tl.where(has_rung, token_id, -1))
@@ -374,6 +337,7 @@ def gumbel_argmax_triton(
     """One program for every row."""
     stride = rows.temperature.stride(0)
     assert stride == rows.top_k.stride(0) == rows.top_p.stride(0)
+    assert (thresholds is None) == (ladder is None)
     num_groups = groups.maxima.shape[1]
     _gumbel_argmax_kernel[(logits.shape[0],)](
         logits,
@@ -389,6 +353,9 @@ def gumbel_argmax_triton(
         rows.seed,
         rows.seed.stride(0),
         groups.maxima,
+        groups.holder_scores,
+        groups.other_bounds,
+        groups.holder_logits,
         num_groups,
         thresholds,
         chosen,
@@ -397,11 +364,9 @@ def gumbel_argmax_triton(
         None if ladder is None else ladder.ids,
         None if ladder is None else ladder.logits,
         purpose=purpose,
-        HAS_THRESHOLD=thresholds is not None,
-        HAS_LADDER=ladder is not None,
+        FILTERS=ladder is not None,
         RUNGS=RUNGS,
-        LANES=num_lanes(num_groups),
-        SPAN=SPAN,
+        PADDED=triton.next_power_of_2(num_groups),
         TILE=TILE,
         num_warps=launch.num_warps,
         maxnreg=launch.max_registers,

@@ -21,7 +21,6 @@ down to 2^-32. Whatever changes a stream (layout, rounds, conversion) must raise
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -44,8 +43,6 @@ _SERIES_BELOW = 2.0**-8  # below this, -log(1 - v) by its series: 1 - v would ro
 _VERSION, _FROM = tl.constexpr(NOISE_VERSION), tl.constexpr(_GROUPS_FROM)
 _SERIES = tl.constexpr(_SERIES_BELOW)
 _SIZE, _INVERSE = tl.constexpr(GROUP), tl.constexpr(1 / (GROUP - 1))
-# log(2) * 2^-23, and log(2) * (127 + 32) + log(GROUP): what makes -log(v / GROUP) of the bits of a float32.
-_SLOPE, _OFFSET = tl.constexpr(8.262958294867817e-08), tl.constexpr(math.log(2) * 159 + math.log(GROUP))
 
 
 def philox_torch(
@@ -92,17 +89,24 @@ def exponential_torch(words: torch.Tensor) -> torch.Tensor:
     return torch.where(v < _SERIES_BELOW, series, -torch.log(1.0 - v))
 
 
+def group_noise_torch(
+    seeds: torch.Tensor, positions: torch.Tensor, purpose: int, num_groups: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`least`, `gap` (float32) and `holder` (int64) of every group, [n, num_groups] each."""
+    words = noise_words_torch(seeds, positions, purpose, _GROUPS_FROM, -(-num_groups // 2))
+    a, b = words[:, : 2 * num_groups : 2], words[:, 1 : 2 * num_groups : 2]
+    holder = b % GROUP
+    gap = exponential_torch(b - holder + GROUP // 2) / (GROUP - 1)
+    return exponential_torch(a) / GROUP, gap, holder
+
+
 def gumbel_torch(seeds: torch.Tensor, positions: torch.Tensor, purpose: int, num_ids: int) -> torch.Tensor:
     """Gumbel noise of every id: seeds and positions int64 [n] -> float32 [n, num_ids]."""
     # Whole groups, whatever the vocabulary, so that an id's noise does not depend on its size.
     num_groups = -(-num_ids // GROUP)
     e = exponential_torch(noise_words_torch(seeds, positions, purpose, 0, num_groups * GROUP // 4))
     e = e.unflatten(1, (num_groups, GROUP))
-    words = noise_words_torch(seeds, positions, purpose, _GROUPS_FROM, -(-num_groups // 2))
-    words = words[:, : 2 * num_groups, None]
-    a, b = words[:, ::2], words[:, 1::2]
-    holder, least = b % GROUP, exponential_torch(a) / GROUP
-    gap = exponential_torch(b - holder + GROUP // 2) / (GROUP - 1)
+    least, gap, holder = (t[:, :, None] for t in group_noise_torch(seeds, positions, purpose, num_groups))
     is_holder = torch.arange(GROUP, device=e.device) == holder
     lowest = e.masked_fill(is_holder, torch.inf).amin(dim=2, keepdim=True)
     return -torch.log(least + torch.where(is_holder, 0.0, gap + (e - lowest))).flatten(1)[:, :num_ids]
@@ -136,26 +140,6 @@ def exponential(word) -> Any:
     v = tl.minimum(tl.maximum(word.to(tl.float32), 0.5) * 2.3283064365386963e-10, 1 - 5.960464477539063e-08)
     series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0)))
     return tl.where(v < _SERIES, series, -tl.log(1.0 - v))
-
-
-@triton.jit
-def _bound(v) -> Any:
-    """-log(v * 2^-32 / 64) or a little more: a float32's bits as an integer are straight lines below its logarithm."""
-    return v.to(tl.int32, bitcast=True).to(tl.float32) * -_SLOPE + _OFFSET
-
-
-@triton.jit
-def gumbel_bounds(seed, position, purpose: tl.constexpr, LANES: tl.constexpr, SPAN: tl.constexpr) -> Any:
-    """Bounds from above of the noise in the first LANES * SPAN groups of one row, near it where that is large.
-
-    Two float32 [LANES, SPAN], of holders and of other ids; no logarithm is taken. SPAN is at least 2.
-    """
-    pairs = tl.arange(0, LANES)[:, None] * (SPAN // 2) + tl.arange(0, SPAN // 2)[None, :]
-    w0, w1, w2, w3 = noise_words(seed, position, pairs.to(tl.uint32) + tl.full((), _FROM, tl.uint32), purpose)
-    a = tl.reshape(tl.join(w0, w2), (LANES, SPAN)).to(tl.float32)
-    b = tl.reshape(tl.join(w1, w3), (LANES, SPAN)).to(tl.float32)
-    # An exponential is at least its v.
-    return _bound(a), _bound(a + tl.maximum(b - _SIZE, 0.0))
 
 
 @triton.jit

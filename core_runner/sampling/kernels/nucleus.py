@@ -22,11 +22,9 @@ from typing import Any
 import torch
 
 from core_runner.sampling.kernels.group_maxima import (
-    SPAN,
     Groups,
-    load_maxima,
+    load_row,
     log2_scale,
-    num_lanes,
     top_p_alone,
     total_mass,
     weights,
@@ -37,7 +35,7 @@ from core_runner.sampling.kernels.gumbel_argmax import (
     Ladder,
     draw,
     first_best_torch,
-    score_bounds,
+    load_scores,
     scores_torch,
 )
 from core_runner.sampling.kernels.noise import GROUP
@@ -130,6 +128,9 @@ def _nucleus_kernel(
     seeds,
     seed_stride,
     maxima,
+    holder_scores,
+    other_bounds,
+    holder_logits,
     sums,
     num_groups,
     thresholds,
@@ -141,8 +142,7 @@ def _nucleus_kernel(
     token_ids,
     purpose: tl.constexpr,
     RUNGS: tl.constexpr,
-    LANES: tl.constexpr,
-    SPAN: tl.constexpr,
+    PADDED: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -154,9 +154,9 @@ def _nucleus_kernel(
     slot = tl.load(slots + row).to(tl.int64)
     temperature = tl.load(temperatures + slot * parameter_stride)
     top_p = tl.load(top_ps + slot * parameter_stride)
-    groups, most = load_maxima(maxima + row * num_groups, num_groups, LANES, SPAN)
+    most = load_row(maxima, row, num_groups, PADDED)
     best, scale = tl.load(rung_logits + row * (RUNGS + 1) + RUNGS), log2_scale(temperature)
-    total = total_mass(sums + row * num_groups, groups, most, num_groups, best, scale)
+    total = total_mass(sums, most, row, num_groups, best, scale, PADDED)
     need = tl.maximum(top_p * total, _LEAST_NEED)
 
     tile = tl.arange(0, TILES)
@@ -171,16 +171,18 @@ def _nucleus_kernel(
         position = tl.load(positions + tl.load(logits_indices + row)) + 1
         threshold = tl.load(thresholds + row)
         base, chosen = logits + row * logits_stride, chosen + row * num_groups
-        bounds, others = score_bounds(most, threshold, temperature, seed, position, purpose, LANES, SPAN)
+        scores, bounds, held = load_scores(
+            holder_scores, other_bounds, holder_logits, most, row, num_groups, threshold, True, PADDED
+        )
         above = tl.load(rung_logits + row * (RUNGS + 1) + RUNGS - 1)
         while is_inside == 0:
             _, token_id, above = draw(
                 base,
                 vocab_size,
-                groups,
                 most,
+                scores,
                 bounds,
-                others,
+                held,
                 chosen,
                 above,
                 threshold,
@@ -188,7 +190,7 @@ def _nucleus_kernel(
                 seed,
                 position,
                 purpose,
-                LANES,
+                PADDED,
                 TILE,
             )
             is_inside = (_mass_above(base, vocab_size, above, best, scale, BLOCK) < need).to(tl.int32)
@@ -239,8 +241,7 @@ def nucleus_triton(
         stride,
         rows.seed,
         rows.seed.stride(0),
-        groups.maxima,
-        groups.sums,
+        *groups,
         num_groups,
         thresholds,
         ladder.ids,
@@ -251,12 +252,12 @@ def nucleus_triton(
         token_ids,
         purpose=purpose,
         RUNGS=RUNGS,
-        LANES=num_lanes(num_groups),
-        SPAN=SPAN,
+        PADDED=triton.next_power_of_2(num_groups),
         TILES=triton.next_power_of_2(num_tiles),
         TILE=TILE,
         BLOCK=_BLOCK,
         num_warps=8,
+        maxnreg=128,
     )
 
 

@@ -25,14 +25,11 @@ from typing import Any
 import torch
 
 from core_runner.sampling.kernels.group_maxima import (
-    SPAN,
     Groups,
     collect,
-    largest,
     load_groups,
-    load_maxima,
+    load_row,
     log2_scale,
-    num_lanes,
     top_p_alone,
     total_mass,
     weights,
@@ -149,18 +146,18 @@ def _bisect(
 
 
 @triton.jit
-def _kth_maximum(
-    groups, maxima, low, high, top_k, num_groups, ZERO_BITS: tl.constexpr, SPAN: tl.constexpr
-) -> Any:
+def _kth_maximum(maxima, low, high, top_k, num_groups, ZERO_BITS: tl.constexpr, PADDED: tl.constexpr) -> Any:
     """A key from which on there are at least top_k of the maxima, and few more; `low` if there are fewer in all."""
-    # Each lane has its largest: a good start where k is not larger than the number of lanes.
-    tops = tl.where(tl.min(groups, axis=1) < num_groups, tl.max(maxima, axis=1), float("inf"))
-    if top_k * SPAN <= num_groups:
-        low = tl.maximum(low, _key(tl.min(tops, axis=0), ZERO_BITS))
+    # Every sixteen of them have their largest: a good start where k is not larger than the number of those.
+    if PADDED >= 16:  # noqa: SIM102 (known when it is compiled, and the other is not)
+        if top_k * 16 <= num_groups:
+            tops = tl.max(tl.reshape(maxima, (PADDED // 16, 16)), axis=1)
+            tops = tl.where(tl.arange(0, PADDED // 16) * 16 < num_groups, tops, float("inf"))
+            low = tl.maximum(low, _key(tl.min(tops, axis=0), ZERO_BITS))
     num_low = top_k * 0 + num_groups  # a single group is a compile-time constant, which no loop may change
     while (low + 1 < high) & (num_low > top_k + _SLACK):
         middle = _middle(low, high)
-        count = tl.sum(tl.sum((maxima >= _logit(middle, ZERO_BITS)).to(tl.int32), axis=1), axis=0)
+        count = tl.sum((maxima >= _logit(middle, ZERO_BITS)).to(tl.int32), axis=0)
         low, num_low = tl.where(count >= top_k, middle, low), tl.where(count >= top_k, count, num_low)
         high = tl.where(count >= top_k, high, middle)
     return low
@@ -184,8 +181,7 @@ def _top_k_top_p_kernel(
     thresholds,
     EXACT: tl.constexpr,
     ZERO_BITS: tl.constexpr,
-    LANES: tl.constexpr,
-    SPAN: tl.constexpr,
+    PADDED: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """Threshold of one row."""
@@ -202,18 +198,20 @@ def _top_k_top_p_kernel(
 
     base, chosen = logits + row * logits_stride, chosen + row * num_groups
     scale = log2_scale(temperature)
-    groups, most = load_maxima(maxima + row * num_groups, num_groups, LANES, SPAN)
-    best = largest(most)
+    most = load_row(maxima, row, num_groups, PADDED)
+    best = tl.max(most, axis=0)
     threshold = tl.full((), -float("inf"), tl.float32)
     if by_count | by_mass:
         low, high = _key(threshold, ZERO_BITS), _key(best, ZERO_BITS) + 1
         if by_count:
-            low = _kth_maximum(groups, most, low, high, top_k, num_groups, ZERO_BITS, SPAN)
+            low = _kth_maximum(most, low, high, top_k, num_groups, ZERO_BITS, PADDED)
         else:
             # Even a whole vocabulary below this holds less than half of what top-p may leave out.
             floor = best + temperature * tl.log((1.0 - top_p) * 0.5 / vocab_size)
             low = tl.where(floor > threshold, tl.maximum(low, _key(floor, ZERO_BITS)), low)
-        count = collect(chosen, groups, (most >= _logit(low, ZERO_BITS)) & (groups < num_groups))
+        count = collect(
+            chosen, (most >= _logit(low, ZERO_BITS)) & (tl.arange(0, PADDED) < num_groups), PADDED
+        )
         if by_count:
             low = _bisect(
                 base, vocab_size, chosen, count, low, high, top_k, best, scale, False, ZERO_BITS, TILE
@@ -223,7 +221,7 @@ def _top_k_top_p_kernel(
                 kth = _logit(low, ZERO_BITS)
                 _, mass = _tally(base, vocab_size, chosen, count, kth, best, scale, True, TILE)
             else:
-                mass = total_mass(sums + row * num_groups, groups, most, num_groups, best, scale)
+                mass = total_mass(sums, most, row, num_groups, best, scale, PADDED)
             need = top_p * mass
             low = _bisect(
                 base, vocab_size, chosen, count, low, high, need, best, scale, True, ZERO_BITS, TILE
@@ -263,8 +261,7 @@ def top_k_top_p_triton(
         thresholds,
         EXACT=exact,
         ZERO_BITS=_ZERO_BITS[logits.dtype],
-        LANES=num_lanes(groups.maxima.shape[1]),
-        SPAN=SPAN,
+        PADDED=triton.next_power_of_2(groups.maxima.shape[1]),
         TILE=min(_TILE, triton.next_power_of_2(groups.maxima.shape[1])),
         num_warps=8,
     )
