@@ -244,6 +244,30 @@ def test_requests_with_model_inputs_share_no_blocks():
     assert sim.requests["plain"].num_cached_tokens == 0
 
 
+def test_requests_whose_model_inputs_have_names_share_blocks_by_them():
+    sim = Simulation()
+    ids = prompt(np.random.default_rng(8), 40)
+    hits = []
+    for keys in (
+        {"audio": b"x"},
+        {"audio": b"y"},
+        {"audio": b"x"},
+        {"image": b"x"},
+        {"audio": b"x", "image": b"x"},
+    ):
+        name = f"r{len(hits)}"
+        new = Request(name, ids, SamplingParams(max_tokens=4), model_inputs={"audio": 0}, input_keys=keys)
+        sim.scheduler.add_request(new)
+        sim.requests[name], sim.emitted[name], sim.num_logprobs[name] = new, [], 0
+        sim.run()
+        hits.append(new.num_cached_tokens)
+    assert hits[2] > 0
+    assert [hit for index, hit in enumerate(hits) if index != 2] == [0, 0, 0, 0]
+    sim.add("plain", ids)
+    sim.run()
+    assert sim.requests["plain"].num_cached_tokens == 0
+
+
 def test_salt_keeps_prefixes_apart():
     sim = Simulation()
     ids = prompt(np.random.default_rng(9), 40)
