@@ -29,17 +29,17 @@ CASES = {
     "greedy": Case({"temperature": 0.0}, "1"),
     "temperature": Case({"temperature": 1.0}, "1"),
     "temperature 0.5": Case({"temperature": 0.5}, "1"),
-    "top-p 0.9": Case({"top_p": 0.9}, "2; more where lanes hide ids"),
-    "top-k 50, top-p 0.9": Case({"top_k": 50, "top_p": 0.9}, "2"),
-    "min-p 0.1": Case({"min_p": 0.1}, "2"),
+    "top-p 0.9": Case({"top_p": 0.9}, "1, and groups above the sampled logit: up to 2"),
+    "top-k 50, top-p 0.9": Case({"top_k": 50, "top_p": 0.9}, "1, and some 50 groups of 64"),
+    "min-p 0.1": Case({"min_p": 0.1}, "1"),
     "penalties": Case(
         {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
         "1, with counts; float32 copy written and read",
     ),
     "bias": Case({"logit_bias": dict.fromkeys(range(0, 900, 3), 0.5)}, "1; float32 copy written and read"),
     "allowed": Case({"allowed_token_ids": range(0, 1000, 2)}, "1, with masks; float32 copy written and read"),
-    "logprobs 5": Case({"logprobs": 5}, "2, and torch.topk's"),
-    "greedy, logprobs 5": Case({"temperature": 0.0, "logprobs": 5}, "2, and torch.topk's"),
+    "logprobs 5": Case({"logprobs": 5}, "2"),
+    "greedy, logprobs 5": Case({"temperature": 0.0, "logprobs": 5}, "2"),
 }
 
 
