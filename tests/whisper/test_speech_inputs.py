@@ -129,12 +129,19 @@ def test_the_decoder_ends_at_its_last_position(tmp_path: Path, drained: Callable
     save_speech_model(tmp_path, max_target_positions=448, max_length=20)
     options = {**OPTIONS, "max_num_reqs": 16, "max_num_batched_tokens": 512, "block_size": 16}
     llm = drained(str(tmp_path), probe=ask(99, [3, 5, 6]), **options)
-    cases = [
-        (length, limit)
-        for length in (3, 4, 5, 225, 226, 228, 404)
-        for limit in (None, 1, 220, 448)
-        if length + (limit or 0) > 440 or length in (4, 404)
-    ]
+    # Prompts of the start tokens, with and without timestamps, after 0, 1, 222, 223, 224 and 400 tokens of text.
+    edges = (
+        (3, None),
+        (4, 448),
+        (5, None),
+        (225, 220),
+        (226, 220),
+        (227, 224),
+        (228, None),
+        (403, 220),
+        (447, 1),
+    )
+    cases = [*edges, *((4, limit) for limit in (None, 1, 220)), *((404, limit) for limit in (1, 224, 448))]
     params = [SamplingParams(temperature=0.0, max_tokens=limit, ignore_eos=True) for _, limit in cases]
     prompts = [ask(1, [3] * length) for length, _ in cases]
     for (length, limit), output in zip(cases, llm.generate(prompts, params), strict=True):
