@@ -60,9 +60,12 @@ def num_groups(vocab_size: int) -> int:
 
 def new_groups(logits: torch.Tensor, vocab_size: int, filters: bool) -> Groups:
     """Room for what `group_maxima` writes."""
-    shape = (5 if filters else 3, logits.shape[0], num_groups(vocab_size))
-    parts = logits.new_empty(shape, dtype=torch.float32).unbind()
-    return Groups(*parts) if filters else Groups(*parts, None, None)
+    maxima = logits.new_empty((logits.shape[0], num_groups(vocab_size)), dtype=torch.float32)
+    # Not views of one tensor: Triton compiles anew for addresses that are not multiples of 16.
+    scores, bounds = torch.empty_like(maxima), torch.empty_like(maxima)
+    if not filters:
+        return Groups(maxima, scores, bounds, None, None)
+    return Groups(maxima, scores, bounds, torch.empty_like(maxima), torch.empty_like(maxima))
 
 
 def top_p_alone(rows: SamplingRows, vocab_size: int) -> torch.Tensor:

@@ -197,6 +197,32 @@ def _nucleus_kernel(
     tl.store(token_ids + row, token_id.to(tl.int64))
 
 
+def _masses_triton(
+    logits: torch.Tensor,
+    vocab_size: int,
+    rows: SamplingRows,
+    groups: Groups,
+    ladder: Ladder,
+    masses: torch.Tensor,
+) -> None:
+    """One program for every tile of groups of every row."""
+    _masses_kernel[(logits.shape[0], masses.shape[2])](
+        logits,
+        logits.stride(0),
+        vocab_size,
+        rows.slots,
+        rows.temperature,
+        rows.temperature.stride(0),
+        groups.maxima,
+        groups.maxima.shape[1],
+        ladder.logits,
+        masses,
+        RUNGS=RUNGS,
+        TILE=_TILE,
+        num_warps=8,
+    )
+
+
 def nucleus_triton(
     logits: torch.Tensor,
     vocab_size: int,
@@ -214,21 +240,7 @@ def nucleus_triton(
     num_rows, num_groups, num_tiles = logits.shape[0], groups.maxima.shape[1], masses.shape[2]
     stride = rows.temperature.stride(0)
     assert stride == rows.top_p.stride(0)
-    _masses_kernel[(num_rows, num_tiles)](
-        logits,
-        logits.stride(0),
-        vocab_size,
-        rows.slots,
-        rows.temperature,
-        stride,
-        groups.maxima,
-        num_groups,
-        ladder.logits,
-        masses,
-        RUNGS=RUNGS,
-        TILE=_TILE,
-        num_warps=8,
-    )
+    _masses_triton(logits, vocab_size, rows, groups, ladder, masses)
     _nucleus_kernel[(num_rows,)](
         logits,
         logits.stride(0),
