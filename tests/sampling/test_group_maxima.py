@@ -65,16 +65,16 @@ def test_nan_and_infinities(device):
     logits[0, 70] = float("nan")
     logits[1, :64], logits[1, 64:66], logits[1, 128:190] = -INF, INF, -INF
     got = both(logits, 192, [Params(top_p=0.5)] * 2, [1])
-    assert got.maxima.isnan().tolist() == [[False, True, False], [False] * 3]
-    assert got.maxima[1].tolist() == [-INF, INF, 0]
-    assert got.sums[1, 1:].tolist() == [2, 2]
+    assert got.maxima[:, :3].isnan().tolist() == [[False, True, False], [False] * 3]
+    assert got.maxima[1, :3].tolist() == [-INF, INF, 0]
+    assert got.sums[1, 1:3].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("temperature", [1e-40, 1e30])
 def test_extreme_temperatures(device, temperature):
     logits = torch.tensor([[-3e4, 5.0, 6e4, -INF, 6e4]], device=device)
     got = both(logits, 5, [Params(temperature=temperature, top_p=0.5)], [0])
-    assert got.sums.tolist() == [[4.0]] if temperature > 1 else [[2.0]]
+    assert float(got.sums[0, 0]) == (4.0 if temperature > 1 else 2.0)
 
 
 def test_holders_have_their_scores_and_other_ids_their_bound(device):

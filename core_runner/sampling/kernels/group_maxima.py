@@ -54,8 +54,8 @@ LAUNCH = Launch()
 
 
 def num_groups(vocab_size: int) -> int:
-    """Groups of a row."""
-    return -(-vocab_size // GROUP)
+    """Groups of a row, up to a multiple of 16, so that rows of them are read in full vectors; the last may be empty."""
+    return -(-vocab_size // (16 * GROUP)) * 16
 
 
 def new_groups(logits: torch.Tensor, vocab_size: int, filters: bool) -> Groups:
