@@ -214,7 +214,10 @@ def draw(
     # One group first, if there are many: what it gives leaves few. Without noise it has the answer.
     for step in range(tl.where(is_many, 0, 1), tl.where(temperature > 0, 2, 1)):
         if step == 0:
-            count = collect(chosen, at == first, PADDED)
+            count = tl.where(first < PADDED, 1, 0)
+            tl.debug_barrier()  # what is there may still be being read
+            tl.store(chosen, first, mask=first < PADDED)
+            tl.debug_barrier()
         else:
             count = collect(chosen, wanted & (bounds >= best), PADDED)
         for start in range(0, count, TILE):
