@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -68,7 +68,7 @@ class Phases:
         execute = SourceFileLoader.exec_module
 
         def timed_execute(loader: SourceFileLoader, module: ModuleType) -> None:
-            with self.part("imports"):
+            with self.part("imports") if _is_main_thread() else nullcontext():
                 execute(loader, module)
 
         SourceFileLoader.exec_module = timed_execute  # type: ignore[method-assign]
@@ -82,7 +82,7 @@ class Phases:
             return
 
         def compiled(*, times: Any, cache_hit: bool, **_: Any) -> None:
-            if threading.current_thread() is threading.main_thread():
+            if _is_main_thread():
                 self.seconds["kernels"] += times.total / 1e6  # it counts microseconds
             self.num_compiled += not cache_hit
 
@@ -113,6 +113,10 @@ class Phases:
 
         torch.cuda.CUDAGraph.capture_begin = timed_begin  # type: ignore[method-assign]
         torch.cuda.CUDAGraph.capture_end = timed_end  # type: ignore[method-assign]
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def measure_here(args: argparse.Namespace) -> dict[str, Any]:
