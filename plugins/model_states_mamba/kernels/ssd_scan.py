@@ -26,6 +26,9 @@ from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import CHUNK_SIZE, RecurrentStep
 from model_states_mamba.kernels.softplus import softplus
 
+# Of the Triton scan: twice as fast as 64 on an H200, for the same sums.
+_CHUNK = 32
+
 
 class SsdWeights(NamedTuple):
     """Parameters of one layer, fp32 [H] each, and the limits of a time step."""
@@ -231,7 +234,8 @@ def _ssd_decode_kernel(
 ) -> None:
     if PDL:
         gdc_launch_dependents()
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    # Neighbours are heads of one row, whose states are neighbours too.
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     group = head // (NUM_HEADS // NUM_GROUPS)
     p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
@@ -280,14 +284,14 @@ def ssd_scan_triton(
         "BLOCK_P": block_p,
         "BLOCK_N": max(triton.next_power_of_2(state_size), 16),
     }
-    grid = (len(step.seq_lens), num_heads, triton.cdiv(head_size, block_p))
+    num_rows, num_pieces = len(step.seq_lens), triton.cdiv(head_size, block_p)
     if step.is_decode:
-        _ssd_decode_kernel[grid](
+        _ssd_decode_kernel[(num_heads, num_rows, num_pieces)](
             *inputs, step.source_rows, step.final_rows, y, *strides, **sizes, **programmatic_launch(x)
         )
         return
-    chunk = min(CHUNK_SIZE, step.block_size)
-    _ssd_scan_kernel[grid](
+    chunk = min(_CHUNK, step.block_size)
+    _ssd_scan_kernel[(num_rows, num_heads, num_pieces)](
         *inputs,
         step.query_start_loc,
         step.seq_lens,
