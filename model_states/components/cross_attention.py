@@ -29,8 +29,10 @@ KEY_NAME: Final = "encoder"
 ENCODER_OPTIONS: Final[Mapping[str, str]] = {
     "encoder_entries": "encoder outputs that are kept at once, an integer of at least 1",
     "encoder_batch": "encoder inputs that are run at once and at most in a step, an integer of at least 1",
+    "encoder_ahead": "encoder runs under way for requests that wait, beside the steps; 0 runs it in the steps",
 }
 _DEFAULT_BATCH: Final = 16
+_DEFAULT_AHEAD: Final = 2
 _GPU_SHARE: Final = 0.4  # of the free memory, where the number of entries is not given
 _CPU_BYTES: Final = 4 << 30
 
@@ -61,6 +63,8 @@ class CrossAttention(Component):
 
     While rows run, the encoder runs ahead for requests that wait, beside the steps; they are let in when it is done.
     With no row to hold up, it runs in the step that lets them in.
+
+    max_ahead: the option "encoder_ahead".
     """
 
     records_step = True
@@ -75,6 +79,8 @@ class CrossAttention(Component):
         """
         self.spec, self.encoder = spec, encoder
         self._batch_size = _option(config, "encoder_batch") or _DEFAULT_BATCH
+        ahead = _option(config, "encoder_ahead", least=0)
+        self.max_ahead = _DEFAULT_AHEAD if ahead is None else ahead
         values_of_layer = 2 * spec.num_kv_heads * encoder.max_positions * spec.head_size
         entry_bytes = len(projections) * values_of_layer * config.dtype.itemsize
         num_entries = _option(config, "encoder_entries") or _choose_num_entries(config, entry_bytes)
@@ -113,7 +119,7 @@ class CrossAttention(Component):
         """An entry, and while rows run one that is filled; else within the step's budget of encoder runs."""
         self._note_filled(self.runs.take_done())
         key = self._key(request)
-        if self._keys and not self.pool.is_filled(key):
+        if self.max_ahead and self._keys and not self.pool.is_filled(key):
             return {"encoder": "it is to run for this request, beside the rows that run"}
         shortage = self.pool.reserve(key)
         return {} if shortage is None else {"encoder entries": shortage}
@@ -150,7 +156,7 @@ class CrossAttention(Component):
 
     @hookimpl
     def run_encoder(self, batch: InputBatch) -> None:
-        """Fill the entries that were taken anew; with none, those of requests that wait, if the encoder is free."""
+        """Fill the entries that were taken anew; with none, those of requests that wait."""
         self._note_filled(self.runs.take_done())
         fills, self._fills = self._fills, []
         for first in range(0, len(fills), self._batch_size):
@@ -158,7 +164,7 @@ class CrossAttention(Component):
         if self._is_joining:
             self._note_filled(self.runs.join())
             self._is_joining = False
-        elif self._expected and not self.runs.is_running:
+        elif self._expected and self.runs.num_running < self.max_ahead:
             self._run_ahead()
         self._expected = {}
 
@@ -222,12 +228,12 @@ def content_key(value: Any, given: Any = None) -> bytes:
     return digest.digest()
 
 
-def _option(config: ModelConfig, name: str) -> int | None:
+def _option(config: ModelConfig, name: str, least: int = 1) -> int | None:
     value = config.options.get(name)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CapabilityError(f"model_options: {name}={value!r} must be an integer of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise CapabilityError(f"model_options: {name}={value!r} must be an integer of at least {least}")
     return value
 
 

@@ -85,9 +85,9 @@ class EncoderRuns:
         self.num_encoded = 0
 
     @property
-    def is_running(self) -> bool:
-        """Whether some run is neither joined nor known to be done."""
-        return bool(self._running)
+    def num_running(self) -> int:
+        """Runs that are neither joined nor known to be done."""
+        return len(self._running)
 
     def launch(self, fills: Sequence[Fill]) -> None:
         """Start a run."""

@@ -44,7 +44,19 @@ def _check(
     assert skipped <= max_tokens
 
 
-@pytest.mark.parametrize("options", [{}, {"async_scheduling": False}, {"max_num_batched_tokens": 7}], ids=str)
+OF_ENCODER = [{"encoder_ahead": 0}, {"encoder_ahead": 1, "encoder_batch": 1, "encoder_entries": 5}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"async_scheduling": False},
+        {"max_num_batched_tokens": 7},
+        *({"model_options": options} for options in OF_ENCODER),
+    ],
+    ids=str,
+)
 def test_equals_transformers_generate(
     options: dict[str, Any], speech: SpeechModel, speech_llm: MakeLLM
 ) -> None:
