@@ -13,9 +13,9 @@ out is contiguous.
 
 A program takes the query heads of one kv head and one part of a row's keys, so that each key is read once. How many
 keys a part has follows from the lengths of all rows, on the device: a row that is long for its step is spread over
-the GPU, whatever the host's bounds say. A row of one part is finished by its program. Of several, the program that
-comes last joins them, in their order: with m_i, l_i, a_i the maximum, sum and weighted values of part i and m the
-largest m_i (or the sink),
+the GPU, whatever the host's bounds say. All of that is looked up while the kernel before may still run. A row of one
+part is finished by its program. Of several, the program that comes last joins them, in their order: with m_i, l_i,
+a_i the maximum, sum and weighted values of part i and m the largest m_i (or the sink),
 
     out = sum_i exp(m_i - m) a_i / (sum_i exp(m_i - m) l_i + exp(sinks[h] - m))
 """
@@ -192,18 +192,11 @@ def _paged_attention_decode_kernel(
         weights, shrink, maximum, total = softmax_step(scores, maximum, total, to_log2)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
 
+    counter = arrived + row * tl.num_programs(0) + tl.program_id(0)
     leave_part(
-        *(out + (token * NUM_HEADS + first_head) * HEAD_SIZE_V, sinks, first_head, scratch),
-        *(
-            arrived + row * tl.num_programs(0) + tl.program_id(0),
-            item,
-            part,
-            num_parts,
-            num_stored,
-            stored_size,
-        ),
-        *(pairs, own, num_heads, query_len * HEADS, maximum * to_log2, total, acc),
-        *(HEADS, NUM_HEADS, HEAD_SIZE_V, BLOCK_DV, BLOCK_P, BLOCK_S),
+        *(out + (token * NUM_HEADS + first_head) * HEAD_SIZE_V, sinks, first_head, scratch, counter),
+        *(item, part, num_parts, num_stored, stored_size, pairs, own, num_heads, query_len * HEADS),
+        *(maximum * to_log2, total, acc, HEADS, NUM_HEADS, HEAD_SIZE_V, BLOCK_DV, BLOCK_P, BLOCK_S),
     )
 
 
