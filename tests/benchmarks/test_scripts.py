@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import ablations
+import agreement
 import arrivals
 import offline
 import profile_step
@@ -51,6 +52,17 @@ def test_transcription_beside_transformers(run_small, capsys) -> None:
         assert result["tokens"] == windows * 5
         assert result["speed"] == pytest.approx(windows * 30 * 2 / sum(result["seconds"]))
     assert "windows at once" in capsys.readouterr().out
+
+
+def test_agreement(run_small, capsys) -> None:
+    report = run_small(agreement)
+    found = {(r["asked"], r["oracle"]): r for r in report["results"]}
+    assert set(found) == {(way, "float32") for way in ("all at once", "one at a time")}
+    for result in found.values():
+        assert result["tokens"] == 30
+        assert result["same"] >= 29  # a tie may fall either way
+        assert result["largest_gap_nat"] < 1e-4
+    assert "largest_gap_nat" in capsys.readouterr().out
 
 
 def test_arrivals(run_small) -> None:
