@@ -220,6 +220,8 @@ def other_cuts(product: Product, n: int) -> Iterator[LinearConfig]:
         held = block_m * block_k * 2 // (32 * warps)
         if 48 <= held <= 256 and (block_m + n) * block_k * 2 <= 110_000 and block_k < 2 * product.k:
             yield LinearConfig(block_m, block_k, warps)
+            if block_k >= product.k:
+                yield LinearConfig(block_m, block_k, warps, staged=True)
 
 
 def sweep(device: torch.device, names: list[str], rows: list[int]) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ x's dtype; returns [n, m], a new tensor of x's dtype. norm is an `RMSNorm` of k 
 bf16 or fp16 on a GPU by the kernel, everything else by torch's product, which rounds before the activation.
 
 The kernel gives each program a few rows of weight, and each of its warps a part of their columns. The cut depends on
-the shapes alone, so results are the same in every run, and those of a row do not depend on its neighbours. A program
-asks for its first columns before it waits for the kernel before it (see `programmatic_launch`): what runs just before
-may not be writing the weights.
+the shapes alone, so every run gives the same bits, and a row's do not change with what other rows hold, nor with how
+many of up to 8 there are. A program asks for its first columns before it waits for the kernel before it (see
+`programmatic_launch`): what runs just before may not be writing the weights.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from model_states.kernels.triton_import import tl, triton
 __all__ = ["ACTIVATIONS", "MAX_ROWS", "RMSNorm", "gate_up", "linear", "norm_linear"]
 
 MAX_ROWS = 16
+_NARROW = 8192  # rows of weight up to which all programs run at once
+_MAX_ROWS_OF_WIDE = 8  # where the library's product of more rows is faster
 
 
 def linear_torch(
@@ -57,19 +59,47 @@ def linear_torch(
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """The cut: rows of weight a program, columns of them a step, warps that share those."""
+    """The cut: rows of weight a program, columns of them a step, and warps that share those.
+
+    staged: the first step's weights wait for x in shared memory, which leaves the registers to the kernel that
+    starts meanwhile; else in registers, from where they are multiplied sooner.
+    """
 
     block_m: int
     block_k: int
     num_warps: int
+    staged: bool = False
 
 
-def linear_config(n: int, k: int) -> LinearConfig:
-    """The cut for x [n, k], whatever the rows of weight: measured on an H200 for n to 16 and k from 1024 to 14336."""
+def linear_config(n: int, m: int, k: int) -> LinearConfig:
+    """The cut for x [n, k] and weight [m, k], measured on an H200 for k from 1024 to 14336.
+
+    block_k and num_warps, which decide the order of sums, depend on n only where k is between 2048 and 4096.
+    """
     width = max(64, triton.next_power_of_2(k))
-    if n > 8 or width <= 1024:
-        return LinearConfig(16, min(width, 1024), 4)
-    return LinearConfig(8, 2048, 8) if k < 4096 else LinearConfig(8, 1024, 4)
+    staged = n <= 4 and m <= _NARROW
+    if width <= 1024:
+        return LinearConfig(16, width, 4, staged)
+    if width == 2048 or (k < 4096 and n > 8):
+        return LinearConfig(16, 2048, 8, True) if staged and width == 2048 else LinearConfig(8, 2048, 8)
+    return LinearConfig(8, 4096, 16) if k < 4096 else LinearConfig(8, 1024, 4)
+
+
+@triton.jit
+def _weight_tile(weight, rows, is_row, cols, K: tl.constexpr, STAGED: tl.constexpr) -> tl.tensor:
+    """weight^T at columns cols [SPLIT, PART] of int64 rows [BLOCK_M], as [SPLIT, PART, BLOCK_M].
+
+    The order of the pointers decides whether Triton keeps the tile in shared memory or in registers.
+    """
+    if STAGED:
+        at = weight + rows[None, None, :] * K + cols[:, :, None]
+        tile = tl.load(at, mask=is_row[None, None, :] & (cols < K)[:, :, None], other=0.0)
+    else:
+        at = weight + rows[None, :, None] * K + cols[:, None, :]
+        tile = tl.permute(
+            tl.load(at, mask=is_row[None, :, None] & (cols < K)[:, None, :], other=0.0), (0, 2, 1)
+        )
+    return tile
 
 
 @triton.jit
@@ -87,13 +117,13 @@ def _mean_square(x_at, is_token, cols, K: tl.constexpr, BLOCK_K: tl.constexpr) -
 def _add_product(
     acc, tile, w, factor, mean_square, eps, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr
 ) -> tl.tensor:
-    """acc plus the product of x's tile, normed if asked for, and w^T."""
+    """acc plus the product of x's tile, normed if asked for, and w."""
     if HAS_NORM:
         scale = factor.to(tl.float32)[:, None, :]
         tile = normalised(tile.to(tl.float32), mean_square, scale, eps, ROUNDS_FIRST, tile.dtype).to(
             tile.dtype
         )
-    return tl.dot(tile, tl.permute(w, (0, 2, 1)), acc, input_precision="ieee")
+    return tl.dot(tile, w, acc, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["n", "m", "eps"])
@@ -113,6 +143,7 @@ def _linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
+    STAGED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -131,15 +162,14 @@ def _linear_kernel(
     # Part s of the columns is warp s's: a product of few rows has nothing else to share out.
     PART: tl.constexpr = BLOCK_K // SPLIT
     cols = tl.arange(0, SPLIT)[:, None] * PART + tl.arange(0, PART)[None, :]
-    is_row, is_token = (rows < m)[None, :, None], (tokens < n)[None, :, None]
+    is_row, is_token = rows < m, (tokens < n)[None, :, None]
     added = tl.zeros([ROWS, BLOCK_M], tl.float32)
     first_factor = 0.0
     if HAS_NORM:
         first_factor = tl.load(norm_weight + cols, mask=cols < K, other=0.0)
     if HAS_BIAS:
         added += tl.load(bias + w_rows, mask=rows < m, other=0.0).to(tl.float32)[None, :]
-    w_at = weight + w_rows.to(tl.int64)[None, :, None] * K + cols[:, None, :]
-    first_w = tl.load(w_at, mask=is_row & (cols < K)[:, None, :], other=0.0)
+    first_w = _weight_tile(weight, w_rows.to(tl.int64), is_row, cols, K, STAGED)
     if PDL:
         gdc_wait()
 
@@ -156,7 +186,7 @@ def _linear_kernel(
     for first in range(BLOCK_K, K, BLOCK_K):
         is_col = first + cols < K
         tile = tl.load(x_at + first, mask=is_token & is_col[:, None, :], other=0.0)
-        w = tl.load(w_at + first, mask=is_row & is_col[:, None, :], other=0.0)
+        w = _weight_tile(weight, w_rows.to(tl.int64), is_row, first + cols, K, STAGED)
         factor = 0.0
         if HAS_NORM:
             factor = tl.load(norm_weight + first + cols, mask=is_col, other=0.0)
@@ -187,7 +217,7 @@ def linear_triton(
 ) -> torch.Tensor:
     """Launch one program for every `block_m` rows of weight."""
     (n, k), m = x.shape, weight.shape[0]
-    config = config or linear_config(n, k)
+    config = config or linear_config(n, m, k)
     out = x.new_empty(n, m if activation is None else m // 2)
     _linear_kernel[(triton.cdiv(m, config.block_m),)](
         out,
@@ -205,6 +235,7 @@ def linear_triton(
         BLOCK_M=config.block_m,
         BLOCK_K=config.block_k,
         SPLIT=config.num_warps,
+        STAGED=config.staged,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         HAS_NORM=norm is not None,
@@ -219,7 +250,8 @@ def linear_triton(
 
 def _kernel_takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the kernel serves x and weight. What nobody can serve is left to torch, which says why."""
-    few = 0 < x.shape[0] <= MAX_ROWS and x.stride(1) == 1 and x.dtype in (torch.bfloat16, torch.float16)
+    limit = MAX_ROWS if weight.shape[0] <= _NARROW else _MAX_ROWS_OF_WIDE
+    few = 0 < x.shape[0] <= limit and x.stride(1) == 1 and x.dtype in (torch.bfloat16, torch.float16)
     return few and x.dtype == weight.dtype and x.shape[1] == weight.shape[1] and weight.is_contiguous()
 
 

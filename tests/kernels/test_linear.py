@@ -25,9 +25,9 @@ from model_states.kernels.linear import (
 # n, m, k and a cut that leaves a rest in each of them
 SHAPES = [
     (1, 40, 64, LinearConfig(8, 64, 2)),
-    (3, 18, 72, LinearConfig(8, 128, 4)),
+    (3, 18, 72, LinearConfig(8, 128, 4, staged=True)),
     (5, 22, 200, LinearConfig(16, 64, 2)),
-    (16, 8, 48, LinearConfig(4, 64, 1)),
+    (16, 8, 48, LinearConfig(4, 32, 1, staged=True)),
 ]
 EPS = 1e-5
 
@@ -147,11 +147,21 @@ def test_every_kind_of_norm(device: torch.device, dtype: torch.dtype, rounds_fir
 
 @pytest.mark.parametrize("k", [16, 64, 1000, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9, MAX_ROWS])
-def test_every_cut_can_be_launched(n: int, k: int) -> None:
-    config = linear_config(n, k)
+@pytest.mark.parametrize("m", [8, 4096, 151936])
+def test_every_cut_can_be_launched(n: int, m: int, k: int) -> None:
+    config = linear_config(n, m, k)
     assert config.block_k & (config.block_k - 1) == 0
     assert config.block_k // config.num_warps >= 16, (
         "a warp's part is at least what one product instruction takes"
     )
     assert config.block_m * config.block_k * 2 <= 256 * config.num_warps * 32, "weights fit into registers"
-    assert (config.block_m + MAX_ROWS) * config.block_k * 2 <= 100_000, "and with x into shared memory"
+    num_rows = 1 << (n - 1).bit_length()
+    assert (config.block_m + num_rows) * config.block_k * 2 <= 160_000, "and with x into shared memory"
+    assert not config.staged or config.block_k >= k, "what follows the first columns is not staged"
+
+
+@pytest.mark.parametrize("k", [1024, 2048, 3072, 4096])
+def test_sums_of_a_row_have_one_order_for_few_rows(k: int) -> None:
+    """So a row's result has the same bits, however many rows there are beside it."""
+    orders = {(c.block_k, c.num_warps) for c in (linear_config(n, 4096, k) for n in range(1, 9))}
+    assert len(orders) == 1
