@@ -7,12 +7,13 @@
 x [n, k], weight [m, k] (in gate_up [2 m, k]: the rows of gate, then those of up), bias [m], residual [n, m], all of
 x's dtype; returns [n, m], a new tensor of x's dtype. norm is an `RMSNorm` of k numbers, and activation a key of
 `ACTIVATIONS`. Sums are kept in fp32 and, with all that follows, rounded once. Any n is served: up to `MAX_ROWS` rows of
-bf16 or fp16 on a GPU by the kernel, everything else by torch's product, which rounds before the activation.
+bf16 or fp16 on a GPU by the kernel (fewer where the weight is wide, as a head's is), everything else by torch's product,
+which rounds before the activation.
 
 The kernel gives each program a few rows of weight, and each of its warps a part of their columns. The cut depends on
-the shapes alone, so every run gives the same bits, and a row's do not change with what other rows hold, nor with how
-many of up to 8 there are. A program asks for its first columns before it waits for the kernel before it (see
-`programmatic_launch`): what runs just before may not be writing the weights.
+the shapes alone, so every run gives the same bits, whatever the other rows hold; up to 8 rows products are summed in one
+order. A program asks for its first columns before it waits for the kernel before it (see `programmatic_launch`): what
+runs just before may not be writing the weights.
 """
 
 from __future__ import annotations
@@ -80,9 +81,11 @@ def linear_config(n: int, m: int, k: int) -> LinearConfig:
     staged = n <= 4 and m <= _NARROW
     if width <= 1024:
         return LinearConfig(16, width, 4, staged)
-    if width == 2048 or (k < 4096 and n > 8):
-        return LinearConfig(16, 2048, 8, True) if staged and width == 2048 else LinearConfig(8, 2048, 8)
-    return LinearConfig(8, 4096, 16) if k < 4096 else LinearConfig(8, 1024, 4)
+    if width == 2048:
+        return LinearConfig(16 if staged else 8, 2048, 8, staged)
+    if k < 4096:
+        return LinearConfig(8, 4096, 16) if n <= 8 else LinearConfig(8, 2048, 8)
+    return LinearConfig(8, 1024, 4)
 
 
 @triton.jit
