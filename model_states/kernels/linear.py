@@ -6,14 +6,14 @@
 
 x [n, k], weight [m, k] (in gate_up [2 m, k]: the rows of gate, then those of up), bias [m], residual [n, m], all of
 x's dtype; returns [n, m], a new tensor of x's dtype. norm is an `RMSNorm` of k numbers, and activation a key of
-`ACTIVATIONS`. Sums are kept in fp32 and, with all that follows, rounded once. Any n is served: up to `MAX_ROWS` rows of
-bf16 or fp16 on a GPU by the kernel (fewer where the weight is wide, as a head's is), everything else by torch's product,
-which rounds before the activation.
+`ACTIVATIONS`. Sums are kept in fp32 and, with all that follows, rounded once. Any n is served: up to `MAX_ROWS` rows
+of bf16 or fp16 on a GPU by the kernel (fewer where the weight is wide, as a head's is), everything else by torch's
+product, which rounds before the activation.
 
 The kernel gives each program a few rows of weight, and each of its warps a part of their columns. The cut depends on
-the shapes alone, so every run gives the same bits, whatever the other rows hold; up to 8 rows products are summed in one
-order. A program asks for its first columns before it waits for the kernel before it (see `programmatic_launch`): what
-runs just before may not be writing the weights.
+the shapes alone, so every run gives the same bits, whatever the other rows hold; up to 8 rows products are summed in
+one order. A program asks for its first columns before it waits for the kernel before it (see `programmatic_launch`):
+what runs just before may not be writing the weights.
 """
 
 from __future__ import annotations
