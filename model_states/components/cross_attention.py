@@ -120,6 +120,7 @@ class CrossAttention(Component):
         self._note_filled(self.runs.take_done())
         key = self._key(request)
         if self.max_ahead and self._keys and not self.pool.is_filled(key):
+            self._expected.setdefault(key, request.model_inputs)
             return {"encoder": "it is to run for this request, beside the rows that run"}
         shortage = self.pool.reserve(key)
         return {} if shortage is None else {"encoder entries": shortage}

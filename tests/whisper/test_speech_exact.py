@@ -14,6 +14,7 @@ from support.reference import assert_exact
 from support.replays import replayed_steps
 
 from core_runner import LLM, SamplingParams, completion_seed
+from model_states.components.encoder_runs import EncoderRuns
 
 if TYPE_CHECKING:
     from core_runner import RequestOutput
@@ -187,6 +188,52 @@ def test_the_encoder_runs_ahead_for_requests_that_wait(
         assert found[0] == (2, 4, 2), "with nothing to hold up, in the step that lets them in"
         assert found[1] == (2, 4, ahead)
         assert sum(count for *_, count in found) == len(CASES)
+
+
+class LateEvent:
+    """Done when it was asked often enough, as on a device that takes its time."""
+
+    def __init__(self, num_queries: int) -> None:
+        self.left = num_queries
+
+    def query(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.fixture
+def slow_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that are known to be done some steps after they were launched."""
+    launch = EncoderRuns.launch
+
+    def launch_slowly(runs: EncoderRuns, fills: Sequence[Any]) -> None:
+        launch(runs, fills)
+        runs._running[-1] = runs._running[-1]._replace(done=LateEvent(9))
+
+    monkeypatch.setattr(EncoderRuns, "launch", launch_slowly)
+
+
+@pytest.mark.parametrize("num_entries", [1, 3, 9])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_rows_go_on_while_the_encoder_runs(
+    is_async: bool, num_entries: int, slow_encoder: None, speech: SpeechModel, speech_llm: MakeLLM
+) -> None:
+    options = {"encoder_entries": num_entries, "encoder_batch": 2}
+    llm = speech_llm(max_num_reqs=3, async_scheduling=is_async, model_options=options)
+    before = encoder_runs(llm)
+    _check(llm.generate(_ask_all([*CASES, *CASES]), GREEDY), speech, [*CASES, *CASES])
+    assert encoder_runs(llm) - before >= len(CASES)
+
+
+def test_abort_while_the_encoder_runs(slow_encoder: None, speech: SpeechModel, speech_llm: MakeLLM) -> None:
+    llm = speech_llm(max_num_reqs=2, model_options={"encoder_entries": 6})
+    pool = llm.engine.runner.model_state.cross_attention.pool
+    for _ in range(3):
+        stream = llm.stream(_ask_all(CASES), GREEDY)
+        next(stream)
+        stream.close()
+    _check(llm.generate(_ask_all(CASES), GREEDY), speech)
+    assert pool.num_held == 0
 
 
 def test_abort_lets_go_of_the_entry(speech: SpeechModel, speech_llm: MakeLLM) -> None:

@@ -1,0 +1,88 @@
+"""`EncoderRuns`: what is written where, and what is given out when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from model_states.components.encoder_runs import EncoderRuns, Fill
+
+
+class Counting:
+    """An encoder whose output is the input's number everywhere."""
+
+    max_positions = 4
+
+    def encode(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        numbers = torch.tensor([item["number"] for item in inputs], dtype=torch.float32)
+        return numbers[:, None, None].expand(-1, 3, 6).contiguous()
+
+
+class Slow:
+    """An event that is done when it is told."""
+
+    is_done = False
+
+    def query(self) -> bool:
+        return self.is_done
+
+
+def _runs() -> tuple[EncoderRuns, list[Any]]:
+    layers = [
+        SimpleNamespace(key_pool=torch.zeros(5, 2, 4, 3), value_pool=torch.zeros(5, 2, 4, 3))
+        for _ in range(2)
+    ]
+    projections = [
+        lambda x, i=i: (x.view(*x.shape[:2], 2, 3) + i, -x.view(*x.shape[:2], 2, 3)) for i in range(2)
+    ]
+    return EncoderRuns(Counting(), layers, projections, torch.device("cpu")), layers
+
+
+def _fill(key: bytes, entry: int, number: int) -> Fill:
+    return Fill(key, entry, {"number": number})
+
+
+def _launch_slow(runs: EncoderRuns, fill: Fill) -> Slow:
+    runs.launch([fill])
+    event = Slow()
+    runs._running[-1] = runs._running[-1]._replace(done=event)
+    return event
+
+
+def test_every_layer_has_its_own_keys_and_values():
+    runs, layers = _runs()
+    runs.launch([_fill(b"a", 3, 7), _fill(b"b", 1, 9)])
+    for index, layer in enumerate(layers):
+        for entry, number in ((3, 7), (1, 9)):
+            assert (layer.key_pool[entry, :, :3] == number + index).all()
+            assert (layer.value_pool[entry, :, :3] == -number).all()
+        assert not layer.key_pool[[0, 2, 4]].any()
+        assert not layer.key_pool[:, :, 3:].any(), "behind the output's positions"
+    assert runs.num_encoded == 2
+
+
+def test_fills_are_given_out_once_in_order_when_they_are_done():
+    runs, _ = _runs()
+    fills = [_fill(bytes([i]), i, i) for i in (1, 2, 3)]
+    events = [_launch_slow(runs, fill) for fill in fills]
+    assert (runs.take_done(), runs.num_running) == ([], 3)
+    events[1].is_done = True
+    assert runs.take_done() == [], "the one before it is not done"
+    events[0].is_done = True
+    assert runs.take_done() == fills[:2]
+    assert (runs.take_done(), runs.num_running) == ([], 1)
+
+
+def test_joined_runs_give_their_fills_at_once_and_keep_their_inputs_until_they_are_done():
+    runs, _ = _runs()
+    fill = _fill(b"a", 1, 1)
+    event = _launch_slow(runs, fill)
+    assert (runs.join(), runs.num_running) == ([fill], 0)
+    assert runs.take_done() == []
+    assert [run.fills for run in runs._joined] == [[fill]]
+    event.is_done = True
+    assert runs.take_done() == []
+    assert not runs._joined
