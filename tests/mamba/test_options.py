@@ -66,10 +66,9 @@ def test_a_decoder_has_no_such_option() -> None:
         LLM(device="cpu", model_options={"state_dtype": "float32"})
 
 
-@pytest.mark.parametrize("name", ["mamba2", "jamba"])
-def test_prompts_of_thousands_of_tokens(name: str, tmp_path: Path, drained: Drained) -> None:
+def test_prompts_of_thousands_of_tokens(tmp_path: Path, drained: Drained) -> None:
     # Prompts that differ in their first token only, so that the state alone knows which is which.
-    model = save_tiny(name, tmp_path, max_position_embeddings=4096)
+    model = save_tiny("bamba", tmp_path, max_position_embeddings=4096)
     llm = drained(
         str(tmp_path),
         device="cpu",

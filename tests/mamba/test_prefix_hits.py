@@ -45,12 +45,12 @@ def _run(llm: LLM, model, *prompts: list[int]) -> list[RequestOutput]:
     return outputs
 
 
-@pytest.mark.parametrize("name", ["mamba2", "bamba", "falcon_h1"])
+@pytest.mark.parametrize("name", ["mamba2", "falcon_h1"])
 def test_shared_prefixes_of_every_remainder(name: str, tiny, drained: Drained) -> None:
     model = tiny(name)
     llm = _llm(drained, model, num_blocks=120)
     for n in (1, 3):
-        for t in (0, 1, 5, 12, 15):
+        for t in (0, 1, 12, 15):
             shared = _prompt(16 * n + t, seed=17 * n + t)
             # A fork at every length, then the first again.
             prompts = [[*shared, *_prompt(k, seed=k)] for k in (1, 2, 7)]

@@ -52,26 +52,32 @@ def selective_scan_torch(
     y: torch.Tensor,
 ) -> None:
     """The formula above, token by token; a decode step takes all its rows at once."""
-    x, dt, gate, b, c = (tensor.float() for tensor in inputs)
-    seconds = functional.softplus(dt + weights.dt_bias)
-    decay = (seconds[..., None] * weights.a).exp()  # [num_tokens, D, N]
-    gained = (seconds * x)[..., None] * b[:, None]
     if step.is_decode:
         is_real = (step.final_rows > 0)[:, None, None]
-        states = (pool[step.source_rows].float() * decay + gained) * is_real
+        state, read = _advance(inputs, weights, pool[step.source_rows].float())
         # Padding rows have row 0 as their target, which stays zero.
-        pool[step.final_rows] = states.to(pool.dtype)
-    else:
-        states = torch.zeros_like(gained)
-        for source, chunks in step.chunks(CHUNK_SIZE):
-            state = pool[source].float()
-            for start, stop, targets in chunks:
-                for t in range(start, stop):
-                    state = states[t] = state * decay[t] + gained[t]
-                for target in targets:
-                    pool[target] = state.to(pool.dtype)
-    read = torch.einsum("tdn,tn->td", states, c) + weights.skip * x
-    y.copy_(read * functional.silu(gate))
+        pool[step.final_rows] = (state * is_real).to(pool.dtype)
+        y.copy_(read)
+        return
+    for source, chunks in step.chunks(CHUNK_SIZE):
+        state = pool[source].float()[None]
+        for start, stop, targets in chunks:
+            for t in range(start, stop):
+                token = SelectiveInputs(*(tensor[t : t + 1] for tensor in inputs))
+                state, y[t : t + 1] = _advance(token, weights, state)
+            for target in targets:
+                pool[target] = state[0].to(pool.dtype)
+
+
+def _advance(
+    inputs: SelectiveInputs, weights: SelectiveWeights, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The state [n, D, N] after one token of each row, and y [n, D], both fp32."""
+    x, dt, gate, b, c = (tensor.float() for tensor in inputs)
+    seconds = functional.softplus(dt + weights.dt_bias)
+    state = state * (seconds[..., None] * weights.a).exp() + (seconds * x)[..., None] * b[:, None]
+    read = torch.einsum("tdn,tn->td", state, c) + weights.skip * x
+    return state, read * functional.silu(gate)
 
 
 @triton.jit
