@@ -13,7 +13,7 @@ product, which rounds before the activation.
 The kernel gives each program a few rows of weight, and each of its warps a part of their columns. The cut depends on
 the shapes alone, so every run gives the same bits, whatever the other rows hold; up to 8 rows products are summed in
 one order. A program asks for its first columns before it waits for the kernel before it (see `programmatic_launch`):
-what runs just before may not be writing the weights.
+what runs just before may not be writing weight, bias or norm.
 """
 
 from __future__ import annotations
