@@ -63,7 +63,7 @@ def test_wheel_holds_our_packages_and_nothing_generic(wheel):
         "wheel"
     ]
     assert packages == {Path(package).name for package in listed["packages"]}
-    plugins = {"decoder", "mamba", "seq2seq", "whisper"}
+    plugins = {"decoder", "linear", "mamba", "seq2seq", "whisper"}
     assert packages == {"core_runner", "model_states", *(f"model_states_{name}" for name in plugins)}
     for package in packages:
         assert f"{package}/py.typed" in names
@@ -90,7 +90,7 @@ def test_installed_wheels_are_found_through_their_entry_points(installed, tmp_pa
     rows = json.loads(run_installed(installed, tmp_path, "-c", command, "plugins", "--strict", "--json"))
     found = {row["name"]: (row["distribution"], row["version"], row["status"]) for row in rows}
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    for name in ("decoder", "mamba", "seq2seq", "whisper"):
+    for name in ("decoder", "linear", "mamba", "seq2seq", "whisper"):
         assert found[name] == ("core-runner", version, "ok")
     assert found["toy"] == ("core-runner-toy", "0.1.0", "ok")
 

@@ -1,0 +1,87 @@
+"""`LinearState`: a transformers model whose linear layers keep recurrent state, and whose attention is paged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+
+from model_states import Component, InputBatch, ModelConfig, ModelState, UnsupportedModelError
+from model_states.components import PagedAttention, RecurrentState
+from model_states.components.recurrent_state import STATE_OPTIONS
+from model_states.loading import load_transformers_model
+from model_states.rewrites.parts import rewrite_parts
+from model_states.transformers_bridge import (
+    ATTN_IMPLEMENTATION,
+    TransformersModel,
+    refuse_batch_dependent_rope,
+    register_attention,
+)
+from model_states_linear.mixers import replace_mixers
+
+logger = logging.getLogger(__name__)
+
+# Compared token for token with transformers in tests/linear.
+ARCHITECTURES = (
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "OlmoHybridForCausalLM",
+)
+
+
+class LinearState(ModelState):
+    """Recurrent state for the layers with a mixer, and paged attention for the others."""
+
+    name: ClassVar[str] = "linear"
+    api_version: ClassVar[int] = 1
+    architectures: ClassVar[tuple[str, ...]] = ARCHITECTURES
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"chunked_prefill", "prefix_cache", "graphs", "restore"}
+    )
+    options: ClassVar[Mapping[str, str]] = STATE_OPTIONS
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Load the checkpoint, replace its mixers, and bind its attention layers to paged caches.
+
+        Raises `UnsupportedModelError` for a model whose layers are of another kind.
+        """
+        super().__init__(config)
+        register_attention()
+        model = load_transformers_model(config, attn_implementation=ATTN_IMPLEMENTATION)
+        self.model = TransformersModel(model)
+        refuse_batch_dependent_rope(self.model.architecture, self.model.config, config.max_model_len)
+        calls = self.model.attention_calls(every_layer=False)
+        mixers = replace_mixers(model)
+        num_layers = self.model.config.num_hidden_layers
+        if not mixers or len(mixers) + len(calls) != num_layers:
+            raise UnsupportedModelError(
+                f"{self.model.architecture} has {num_layers} layers, of which {len(mixers)} have a mixer that this "
+                f"model state knows and {len(calls)} are attention"
+            )
+        recurrent = RecurrentState(
+            config, [mixer.state_tensors(config) for mixer in mixers], can_restore=not calls
+        )
+        for mixer, layer in zip(mixers, recurrent.layers, strict=True):
+            mixer.layer = layer
+        self.components: list[Component] = [recurrent]
+        if calls:
+            paged = PagedAttention(config, [call.spec for call in calls])
+            self.model.bind(calls, paged.layers)
+            self.components.append(paged)
+        if config.fused_layers:
+            counts = rewrite_parts(self.model.backbone, {})
+            logger.info("%s: fused %s", self.model.architecture, counts)
+        self.vocab_size = self.model.vocab_size
+
+    def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
+        """Hidden states [num_tokens_padded, hidden] of the batch's flat tokens."""
+        return self.model.forward(batch.input_ids, batch.positions, **inputs)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocab_size] of hidden_states [n, hidden]."""
+        return self.model.compute_logits(hidden_states)
