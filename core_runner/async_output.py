@@ -35,6 +35,7 @@ class AsyncOutput:
         self._num_reqs, self._max_sampled = batch.num_reqs, max_sampled
         self._cu_num_logits = batch.cu_num_logits_np
         num_logits = batch.num_logits
+        self._once_each = max_sampled == 1 and num_logits == batch.num_reqs
         tensors = {
             "token_ids": sampled.token_ids[:num_logits],
             "failed": sampled.failed[:num_logits],
@@ -70,8 +71,10 @@ class AsyncOutput:
         num_logits = np.diff(self._cu_num_logits)
         rows = np.repeat(np.arange(self._num_reqs), num_logits)
         columns = np.arange(len(rows)) - self._cu_num_logits[rows]
-        failed = np.zeros(self._num_reqs, np.bool_)
-        np.logical_or.at(failed, rows, host["failed"])
+        failed = host["failed"]
+        if not self._once_each:
+            failed = np.zeros(self._num_reqs, np.bool_)
+            np.logical_or.at(failed, rows, host["failed"])
         logprobs = None
         if "logprob_values" in host:
             logprobs = Logprobs(
@@ -90,6 +93,8 @@ class AsyncOutput:
 
     def _by_row(self, flat: npt.NDArray[Any], rows: _Index, columns: _Index) -> npt.NDArray[Any]:
         """[num_logits, ...] to [num_reqs, K + 1, ...]; cells that were not sampled are 0."""
+        if self._once_each:
+            return flat[:, None]
         out = np.zeros((self._num_reqs, self._max_sampled, *flat.shape[1:]), flat.dtype)
         out[rows, columns] = flat
         return out
