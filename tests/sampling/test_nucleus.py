@@ -28,7 +28,7 @@ def both(logits, vocab_size, params, first_position=1):
     gumbel_argmax_torch(logits, vocab_size, rows, TARGET, thresholds, ids, failed, ladder)
     expected, got = ids.clone(), ids.clone()
     op.nucleus_torch(logits, vocab_size, rows, TARGET, expected)
-    masses = torch.full((n, 3, -(-groups.maxima.shape[1] // 64)), float("nan"), device=device)
+    masses = torch.full((n, 3, op.num_tiles(vocab_size)), float("nan"), device=device)
     chosen = torch.full_like(groups.maxima, GARBAGE, dtype=torch.int32)
     op.nucleus_triton(logits, vocab_size, rows, TARGET, groups, thresholds, ladder, got, masses, chosen)
     assert torch.equal(got, expected)

@@ -27,10 +27,10 @@ from model_states.kernels.triton_import import tl, triton
 _GROUP = tl.constexpr(GROUP)
 _ROOM = tl.constexpr(5e-7)  # what rounding may add to a score, relative to its parts
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_LEAST_TEMPERATURE = (
+LEAST_TEMPERATURE = (
     1e-30  # its inverse is finite; a smaller temperature leaves only the largest logits anyway
 )
-_LEAST = tl.constexpr(_LEAST_TEMPERATURE)
+_LEAST = tl.constexpr(LEAST_TEMPERATURE)
 
 
 class Groups(NamedTuple):
@@ -92,7 +92,7 @@ def group_maxima_torch(
     if groups.sums is not None and groups.holder_logits is not None:
         groups.holder_logits.copy_(held)
         difference = torch.where(x == groups.maxima[:, :, None], 0.0, x - groups.maxima[:, :, None])
-        scaled = difference / temperature.clamp(min=_LEAST_TEMPERATURE)[:, :, None]
+        scaled = difference / temperature.clamp(min=LEAST_TEMPERATURE)[:, :, None]
         groups.sums.copy_(scaled.exp().sum(dim=2))
 
 
@@ -122,11 +122,11 @@ def load_row(values, row, num_groups, PADDED: tl.constexpr) -> Any:
 
 
 @triton.jit
-def total_mass(sums, maxima, row, num_groups, best, scale, PADDED: tl.constexpr) -> Any:
-    """Sum of the weights of all ids of a row. maxima: as `load_row` gives them."""
+def group_masses(sums, maxima, row, num_groups, best, scale, PADDED: tl.constexpr) -> Any:
+    """Sum of the weights of each group's ids, float32 [PADDED]. maxima: as `load_row` gives them."""
     at = tl.arange(0, PADDED)
     part = tl.load(sums + row * num_groups + at, mask=at < num_groups, other=0.0)
-    return tl.sum(part * weights(maxima, best, scale), axis=0)
+    return part * weights(maxima, best, scale)
 
 
 @triton.jit
@@ -152,7 +152,7 @@ def load_groups(base, vocab_size, chosen, start, count, TILE: tl.constexpr) -> A
 
 
 @triton.jit
-def _larger(a, b) -> Any:
+def larger(a, b) -> Any:
     """Maximum that is NaN if either is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -192,7 +192,7 @@ def _group_maxima_kernel(
     temperature = tl.load(temperatures + slot * parameter_stride)
     seed = tl.load(seeds + slot * seed_stride)
     position = tl.load(positions + tl.load(logits_indices + row)) + 1
-    most = tl.reduce(x, 1, _larger)
+    most = tl.reduce(x, 1, larger)
     tl.store(maxima + at, most, mask=is_group)
     if FILTERS:
         top_k = tl.load(top_ks + slot * parameter_stride)

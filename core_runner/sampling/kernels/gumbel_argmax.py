@@ -7,19 +7,15 @@ The argmax of `logit / T + gumbel` is that of `logit + T * gumbel`; the second n
 overflows however small T is, and T = 0 is greedy by the same formula. `failed[row]` is set, and
 token_ids[row] is 0, where the logits hold a NaN or no id is left (all -inf).
 
-Few groups of 64 ids are looked into. The holder of each group's largest noise has its score from `group_maxima`; the
-best of those is the best of all, unless another id of a group whose bound reaches it is better. So all ids are scored
-in those groups alone, and that of the highest bound comes first where they are many.
-
 Where rows filter, `nucleus` wants to know what would be sampled if that id fell out, with all ids up to its logit, and
 so on:
 
     ladder.ids[row, 0]     = token_ids[row],   ladder.logits[row, j] = the logit of ladder.ids[row, j]
     ladder.ids[row, j + 1] = the same choice among ids with logit > ladder.logits[row, j]
-    ladder.logits[row, RUNGS] = the row's largest logit
+    ladder.edge[row]       = the row's largest logit, and top_p * (sum over id of exp((logit - largest) / T))
 
-for the rows that top-p alone filters; above the largest logit there are -1 and +inf, and in other rows from the first
-rung on.
+for the rows that top-p alone filters. There are -1 and +inf above the largest logit, above a rung that is in the
+nucleus for certain, because even all ids of the groups above it have less mass, and in other rows from the first rung.
 
 logits [n, >= vocab_size] (float32, bfloat16 or float16; rows may be strided), groups of them as `group_maxima` leaves
 them, thresholds float32 [n] or None, token_ids int64 [n], failed bool [n], chosen: scratch, int32 like the groups.
@@ -27,26 +23,28 @@ them, thresholds float32 [n] or None, token_ids int64 [n], failed bool [n], chos
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from core_runner.sampling.kernels.draw import TILE, draw, first_best_torch, load_scores, scores_torch
 from core_runner.sampling.kernels.group_maxima import (
+    LEAST_TEMPERATURE,
     Groups,
-    collect,
+    group_masses,
     is_top_p_alone,
-    load_groups,
+    larger,
     load_row,
+    log2_scale,
     top_p_alone,
 )
-from core_runner.sampling.kernels.noise import GROUP, group_noise, gumbel_torch, gumbels
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
 RUNGS = 3
-TILE = 1024 // GROUP  # groups whose ids are scored together
-_GROUP, _NO_ID = tl.constexpr(GROUP), tl.constexpr(2**31 - 1)
+_LEAST_NEED = 1e-30  # top_p may be too small for a float32; the best id is in the nucleus all the same
+_NEED, _SURE = tl.constexpr(_LEAST_NEED), tl.constexpr(1 - 1e-5)
 
 
 class Launch(NamedTuple):
@@ -63,31 +61,15 @@ class Ladder(NamedTuple):
     """What a row would sample, and what it would sample from the ids above that."""
 
     ids: torch.Tensor  # int32 [n, RUNGS]
-    logits: torch.Tensor  # float32 [n, RUNGS + 1]
+    logits: torch.Tensor  # float32 [n, RUNGS]
+    edge: torch.Tensor  # float32 [n, 2]
 
 
 def new_ladder(num_rows: int, device: torch.device) -> Ladder:
     """Room for the ladders of `num_rows` rows."""
     ids = torch.empty((num_rows, RUNGS), dtype=torch.int32, device=device)
-    return Ladder(ids, torch.empty((num_rows, RUNGS + 1), dtype=torch.float32, device=device))
-
-
-def scores_torch(logits: torch.Tensor, vocab_size: int, rows: SamplingRows, purpose: int) -> torch.Tensor:
-    """Every id's score, float32 [n, vocab_size]; noise is drawn for the rows alone that need it on a CPU."""
-    scores = logits[:, :vocab_size].float()
-    temperature, seed = rows.temperature[rows.slots], rows.seed[rows.slots]
-    position = rows.sampled_positions()
-    if scores.is_cuda:  # asking would wait for the device
-        return scores + temperature[:, None] * gumbel_torch(seed, position, purpose, vocab_size)
-    noisy = temperature > 0
-    noise = gumbel_torch(seed[noisy], position[noisy], purpose, vocab_size)
-    # Not in place: float32 logits are the caller's own memory here.
-    return scores.index_put((noisy,), scores[noisy] + temperature[noisy, None] * noise)
-
-
-def first_best_torch(scores: torch.Tensor) -> torch.Tensor:
-    """The lowest id of those with the best score, int64 [n]; max() may give any of several equal ids."""
-    return (scores == scores.amax(dim=1, keepdim=True)).to(torch.uint8).argmax(dim=1)
+    logits = torch.empty_like(ids, dtype=torch.float32)
+    return Ladder(ids, logits, torch.empty((num_rows, 2), dtype=torch.float32, device=device))
 
 
 def gumbel_argmax_torch(
@@ -109,7 +91,13 @@ def gumbel_argmax_torch(
     ids = first_best_torch(scores)
     token_ids.copy_(ids.masked_fill(failed, 0))
     if ladder is not None:
-        ladder.logits[:, RUNGS] = x.amax(dim=1)
+        best, temperature = (
+            x.amax(dim=1, keepdim=True),
+            rows.temperature[rows.slots].clamp(min=LEAST_TEMPERATURE),
+        )
+        mass = (torch.where(x == best, 0.0, x - best) / temperature[:, None]).exp().sum(dim=1)
+        ladder.edge[:, 0] = best[:, 0]
+        ladder.edge[:, 1] = (rows.top_p[rows.slots] * mass).clamp(min=_LEAST_NEED)
         for rung in range(RUNGS):
             logit = x.gather(1, ids[:, None])
             has_id = (scores.amax(dim=1) > -torch.inf) & top_p_alone(rows, vocab_size)
@@ -117,126 +105,6 @@ def gumbel_argmax_torch(
             ladder.logits[:, rung] = torch.where(has_id, logit[:, 0], torch.inf)
             scores = scores.masked_fill(x <= logit, -torch.inf)
             ids = first_best_torch(scores)
-
-
-@triton.jit
-def _better(best, token_id, logit, score, ids, x) -> Any:
-    """The best of what there was and of new scores of ids with logits x, vectors; the lower id of equal ones."""
-    top = tl.max(score, axis=0)
-    top_id = tl.min(tl.where((score == top) & (score > -float("inf")), ids, _NO_ID), axis=0)
-    top_logit = tl.max(tl.where(ids == top_id, x, -float("inf")), axis=0)
-    wins = (top > best) | ((top == best) & (top_id < token_id))
-    return tl.where(wins, top, best), tl.where(wins, top_id, token_id), tl.where(wins, top_logit, logit)
-
-
-@triton.jit
-def _score_groups(
-    base, vocab_size, chosen, start, count, above, threshold, temperature, seed, position, purpose, TILE
-) -> Any:
-    """Best score, its id and logit in each of TILE of the chosen groups, vectors; -inf where there is none."""
-    groups, x = load_groups(base, vocab_size, chosen, start, count, TILE)
-    score = x
-    if temperature > 0:
-        score += temperature * gumbels(seed, position, groups, purpose, TILE)
-    score = tl.where((x >= threshold) & (x > above), score, -float("inf"))
-    best = tl.max(score, axis=1)
-    # Not by the index of a reduction over x flattened: Triton 3.6 then numbers x as its threads hold it.
-    ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-    best_ids = tl.min(tl.where(score == best[:, None], ids, _NO_ID), axis=1)
-    return best, best_ids, tl.max(tl.where(ids == best_ids[:, None], x, -float("inf")), axis=1)
-
-
-@triton.jit
-def load_scores(
-    holder_scores,
-    other_bounds,
-    holder_logits,
-    maxima,
-    row,
-    num_groups,
-    threshold,
-    HAS_LOGITS,
-    PADDED: tl.constexpr,
-) -> Any:
-    """Scores of the row's holders, bounds of other ids, and the holders' logits, [PADDED]; maxima: likewise.
-
-    -inf where the threshold drops them. HAS_LOGITS: whether there are logits of holders; else maxima take their place.
-    """
-    scores = load_row(holder_scores, row, num_groups, PADDED)
-    bounds = load_row(other_bounds, row, num_groups, PADDED)
-    held = maxima
-    if HAS_LOGITS:
-        held = load_row(holder_logits, row, num_groups, PADDED)
-    is_open = (maxima >= threshold) & (maxima > -float("inf"))
-    return (
-        tl.where(is_open & (held >= threshold), scores, -float("inf")),
-        tl.where(is_open, bounds, -float("inf")),
-        held,
-    )
-
-
-@triton.jit
-def draw(
-    base,
-    vocab_size,
-    maxima,
-    scores,
-    bounds,
-    held,
-    chosen,
-    above,
-    threshold,
-    temperature,
-    seed,
-    position,
-    purpose: tl.constexpr,
-    PADDED: tl.constexpr,
-    TILE: tl.constexpr,
-) -> Any:
-    """Best score of a row among ids with logit > above and >= threshold, its lowest id, and that id's logit.
-
-    A score of -inf, and any id and logit, where there is none. maxima and what `load_scores` gives [PADDED], of the
-    row; chosen: scratch for as many groups.
-    """
-    at = tl.arange(0, PADDED)
-    scores = tl.where(held > above, scores, -float("inf"))
-    best = tl.max(scores, axis=0)
-    group = tl.min(tl.where((scores == best) & (scores > -float("inf")), at, PADDED), axis=0)
-    _, _, holder = group_noise(seed, position, group, purpose)
-    token_id = tl.where(group < PADDED, group * _GROUP + holder, _NO_ID)
-    logit = tl.max(tl.where(at == group, held, -float("inf")), axis=0)
-
-    bounds = tl.where(maxima > above, bounds, -float("inf"))
-    wanted = (bounds >= best) & (bounds > -float("inf"))
-    top = tl.max(bounds, axis=0)
-    first = tl.min(tl.where((bounds == top) & wanted, at, PADDED), axis=0)
-    is_many = (tl.sum(wanted.to(tl.int32), axis=0) > TILE) | (temperature <= 0)
-    # One group first, if there are many: what it gives leaves few. Without noise it has the answer.
-    for step in range(tl.where(is_many, 0, 1), tl.where(temperature > 0, 2, 1)):
-        if step == 0:
-            count = tl.where(first < PADDED, 1, 0)
-            tl.debug_barrier()  # what is there may still be being read
-            tl.store(chosen, first, mask=first < PADDED)
-            tl.debug_barrier()
-        else:
-            count = collect(chosen, wanted & (bounds >= best), PADDED)
-        for start in range(0, count, TILE):
-            score, ids, x = _score_groups(
-                base,
-                vocab_size,
-                chosen,
-                start,
-                count,
-                above,
-                threshold,
-                temperature,
-                seed,
-                position,
-                purpose,
-                TILE,
-            )
-            best, token_id, logit = _better(best, token_id, logit, score, ids, x)
-    return best, token_id, logit
 
 
 @triton.jit
@@ -257,6 +125,7 @@ def _gumbel_argmax_kernel(
     holder_scores,
     other_bounds,
     holder_logits,
+    sums,
     num_groups,
     thresholds,
     chosen,
@@ -264,6 +133,7 @@ def _gumbel_argmax_kernel(
     failed,
     rung_ids,
     rung_logits,
+    edge,
     purpose: tl.constexpr,
     FILTERS: tl.constexpr,
     RUNGS: tl.constexpr,
@@ -282,20 +152,29 @@ def _gumbel_argmax_kernel(
     base, chosen = logits + row * logits_stride, chosen + row * num_groups
 
     most = load_row(maxima, row, num_groups, PADDED)
-    has_nan = tl.max((most != most).to(tl.int32), axis=0) > 0
-    most = tl.where(has_nan, -float("inf"), most)
+    peak = tl.reduce(most, 0, larger)
+    most = tl.where(peak != peak, -float("inf"), most)
     scores, bounds, held = load_scores(
         holder_scores, other_bounds, holder_logits, most, row, num_groups, threshold, FILTERS, PADDED
     )
-    num_rungs = 1
+    num_rungs = tl.full((), 1, tl.int32)
     if FILTERS:
         top_k = tl.load(top_ks + slot * parameter_stride)
         top_p = tl.load(top_ps + slot * parameter_stride)
         has_ladder = is_top_p_alone(temperature, top_k, top_p, vocab_size)
-        num_rungs = tl.where(has_ladder, RUNGS, 1)
-        tl.store(rung_logits + row * (RUNGS + 1) + RUNGS, tl.max(most, axis=0))
+        for rung in tl.static_range(RUNGS):
+            tl.store(rung_ids + row * RUNGS + rung, -1)
+            tl.store(rung_logits + row * RUNGS + rung, float("inf"))
+        masses, need = most, peak
+        if has_ladder:
+            num_rungs = tl.full((), RUNGS, tl.int32)
+            masses = group_masses(sums, most, row, num_groups, peak, log2_scale(temperature), PADDED)
+            need = tl.maximum(top_p * tl.sum(masses, axis=0), _NEED)
+            tl.store(edge + row * 2, peak)
+            tl.store(edge + row * 2 + 1, need)
     above = tl.full((), -float("inf"), tl.float32)
-    for rung in range(0, num_rungs):
+    rung = tl.full((), 0, tl.int32)
+    while rung < num_rungs:
         best, token_id, logit = draw(
             base,
             vocab_size,
@@ -318,10 +197,13 @@ def _gumbel_argmax_kernel(
             tl.store(token_ids + row, tl.where(has_id, token_id, 0).to(tl.int64))
             tl.store(failed + row, best == -float("inf"))
         if FILTERS:
-            has_rung = has_id & has_ladder
-            above = tl.where(has_rung, logit, float("inf"))
-            tl.store(rung_ids + row * RUNGS + rung, tl.where(has_rung, token_id, -1))
-            tl.store(rung_logits + row * (RUNGS + 1) + rung, above)
+            if has_ladder & has_id:
+                tl.store(rung_ids + row * RUNGS + rung, token_id)
+                tl.store(rung_logits + row * RUNGS + rung, logit)
+            above = logit
+            is_inside = tl.sum(tl.where(most > above, masses, 0.0), axis=0) < need * _SURE
+            num_rungs = tl.where(is_inside | (best == -float("inf")), 0, num_rungs)
+        rung += 1
 
 
 def gumbel_argmax_triton(
@@ -359,13 +241,13 @@ def gumbel_argmax_triton(
         groups.holder_scores,
         groups.other_bounds,
         groups.holder_logits,
+        groups.sums,
         num_groups,
         thresholds,
         chosen,
         token_ids,
         failed,
-        None if ladder is None else ladder.ids,
-        None if ladder is None else ladder.logits,
+        *(ladder or (None, None, None)),
         purpose=purpose,
         FILTERS=ladder is not None,
         RUNGS=RUNGS,

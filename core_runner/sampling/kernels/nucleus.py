@@ -21,37 +21,30 @@ from typing import Any
 
 import torch
 
+from core_runner.sampling.kernels.draw import TILE, draw, first_best_torch, load_scores, scores_torch
 from core_runner.sampling.kernels.group_maxima import (
     Groups,
     load_row,
     log2_scale,
+    num_groups,
     top_p_alone,
-    total_mass,
     weights,
 )
-from core_runner.sampling.kernels.gumbel_argmax import (
-    RUNGS,
-    TILE,
-    Ladder,
-    draw,
-    first_best_torch,
-    load_scores,
-    scores_torch,
-)
+from core_runner.sampling.kernels.gumbel_argmax import RUNGS, Ladder
 from core_runner.sampling.kernels.noise import GROUP
 from core_runner.sampling.kernels.top_k_top_p import top_k_top_p_torch
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-_TILE, _BLOCK = (
-    4096 // GROUP,
-    4096,
-)  # groups, and ids of a row that goes on alone, whose mass is summed together
+_TILE, _TILES = 4096 // GROUP, 8  # groups whose mass is summed together, and how often a program does that
+_BLOCK = 4096  # ids of a row that goes on alone whose mass is summed together
 _GROUP = tl.constexpr(GROUP)
-_LEAST_NEED = tl.constexpr(
-    1e-30
-)  # top_p may be too small for a float32; the best id is in the nucleus all the same
+
+
+def num_tiles(vocab_size: int) -> int:
+    """Columns of `masses`."""
+    return -(-num_groups(vocab_size) // (_TILE * _TILES)) * _TILES
 
 
 def nucleus_torch(
@@ -77,30 +70,36 @@ def _masses_kernel(
     maxima,
     num_groups,
     rung_logits,
+    edge,
     masses,
     RUNGS: tl.constexpr,
     TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ) -> None:
-    """The mass above each rung of one row, in one tile of its groups."""
+    """The mass above each rung of one row, in TILES tiles of its groups."""
     row = tl.program_id(0).to(tl.int64)
-    tile, num_tiles = tl.program_id(1), tl.num_programs(1)
-    groups = tile * TILE + tl.arange(0, TILE)
-    most = tl.load(maxima + row * num_groups + groups, mask=groups < num_groups, other=-float("inf"))
-    rung_logits += row * (RUNGS + 1)
-    has_more = most > tl.load(rung_logits)
-    if tl.max(has_more.to(tl.int32), axis=0) > 0:
-        ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-        inside = has_more[:, None] & (ids < vocab_size)
-        x = tl.load(logits + row * logits_stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
-        temperature = tl.load(temperatures + tl.load(slots + row).to(tl.int64) * parameter_stride)
-        weight = weights(x, tl.load(rung_logits + RUNGS), log2_scale(temperature))
-        for rung in tl.static_range(RUNGS):
-            above = tl.where(x > tl.load(rung_logits + rung), weight, 0.0)
-            mass = tl.sum(tl.sum(above, axis=1), axis=0)
-            tl.store(masses + (row * RUNGS + rung) * num_tiles + tile, mass)
-    else:
-        for rung in tl.static_range(RUNGS):
-            tl.store(masses + (row * RUNGS + rung) * num_tiles + tile, 0.0)
+    rung_logits += row * RUNGS
+    lowest = tl.load(rung_logits)
+    if lowest == float("inf"):
+        return
+    scale = log2_scale(tl.load(temperatures + tl.load(slots + row).to(tl.int64) * parameter_stride))
+    best = tl.load(edge + row * 2)
+    part, num_parts = tl.program_id(1), tl.num_programs(1)
+    for i in range(0, TILES):
+        groups = (part * TILES + i) * TILE + tl.arange(0, TILE)
+        most = tl.load(maxima + row * num_groups + groups, mask=groups < num_groups, other=-float("inf"))
+        target = masses + (row * RUNGS * num_parts + part) * TILES + i
+        if tl.max((most > lowest).to(tl.int32), axis=0) > 0:
+            ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+            inside = (most > lowest)[:, None] & (ids < vocab_size)
+            x = tl.load(logits + row * logits_stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
+            weight = weights(x, best, scale)
+            for rung in tl.static_range(RUNGS):
+                above = tl.where(x > tl.load(rung_logits + rung), weight, 0.0)
+                tl.store(target + rung * num_parts * TILES, tl.sum(tl.sum(above, axis=1), axis=0))
+        else:
+            for rung in tl.static_range(RUNGS):
+                tl.store(target + rung * num_parts * TILES, 0.0)
 
 
 @triton.jit
@@ -123,7 +122,6 @@ def _nucleus_kernel(
     logits_indices,
     positions,
     temperatures,
-    top_ps,
     parameter_stride,
     seeds,
     seed_stride,
@@ -131,11 +129,11 @@ def _nucleus_kernel(
     holder_scores,
     other_bounds,
     holder_logits,
-    sums,
     num_groups,
     thresholds,
     rung_ids,
     rung_logits,
+    edge,
     masses,
     num_tiles,
     chosen,
@@ -151,14 +149,7 @@ def _nucleus_kernel(
     row = tl.program_id(0).to(tl.int64)
     if tl.load(rung_ids + row * RUNGS) < 0:
         return
-    slot = tl.load(slots + row).to(tl.int64)
-    temperature = tl.load(temperatures + slot * parameter_stride)
-    top_p = tl.load(top_ps + slot * parameter_stride)
-    most = load_row(maxima, row, num_groups, PADDED)
-    best, scale = tl.load(rung_logits + row * (RUNGS + 1) + RUNGS), log2_scale(temperature)
-    total = total_mass(sums, most, row, num_groups, best, scale, PADDED)
-    need = tl.maximum(top_p * total, _LEAST_NEED)
-
+    best, need = tl.load(edge + row * 2), tl.load(edge + row * 2 + 1)
     tile = tl.arange(0, TILES)
     token_id, is_inside = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     for rung in range(0, RUNGS):
@@ -167,14 +158,18 @@ def _nucleus_kernel(
             is_inside = (tl.sum(mass, axis=0) < need).to(tl.int32)
             token_id = tl.load(rung_ids + row * RUNGS + rung)
     if is_inside == 0:
+        slot = tl.load(slots + row).to(tl.int64)
+        temperature = tl.load(temperatures + slot * parameter_stride)
+        scale = log2_scale(temperature)
         seed = tl.load(seeds + slot * seed_stride)
         position = tl.load(positions + tl.load(logits_indices + row)) + 1
         threshold = tl.load(thresholds + row)
         base, chosen = logits + row * logits_stride, chosen + row * num_groups
+        most = load_row(maxima, row, num_groups, PADDED)
         scores, bounds, held = load_scores(
             holder_scores, other_bounds, holder_logits, most, row, num_groups, threshold, True, PADDED
         )
-        above = tl.load(rung_logits + row * (RUNGS + 1) + RUNGS - 1)
+        above = tl.load(rung_logits + row * RUNGS + RUNGS - 1)
         while is_inside == 0:
             _, token_id, above = draw(
                 base,
@@ -206,7 +201,7 @@ def _masses_triton(
     masses: torch.Tensor,
 ) -> None:
     """One program for every tile of groups of every row."""
-    _masses_kernel[(logits.shape[0], masses.shape[2])](
+    _masses_kernel[(logits.shape[0], masses.shape[2] // _TILES)](
         logits,
         logits.stride(0),
         vocab_size,
@@ -216,9 +211,11 @@ def _masses_triton(
         groups.maxima,
         groups.maxima.shape[1],
         ladder.logits,
+        ladder.edge,
         masses,
         RUNGS=RUNGS,
         TILE=_TILE,
+        TILES=_TILES,
         num_warps=8,
     )
 
@@ -236,12 +233,9 @@ def nucleus_triton(
     chosen: torch.Tensor,
 ) -> None:
     """Two launches: the mass above every rung, tile by tile, and the choice. Other rows leave both at once."""
-    assert groups.sums is not None
-    num_rows, num_groups, num_tiles = logits.shape[0], groups.maxima.shape[1], masses.shape[2]
-    stride = rows.temperature.stride(0)
-    assert stride == rows.top_p.stride(0)
+    num_groups, tiles = groups.maxima.shape[1], masses.shape[2]
     _masses_triton(logits, vocab_size, rows, groups, ladder, masses)
-    _nucleus_kernel[(num_rows,)](
+    _nucleus_kernel[(logits.shape[0],)](
         logits,
         logits.stride(0),
         vocab_size,
@@ -249,23 +243,24 @@ def nucleus_triton(
         rows.logits_indices,
         rows.positions,
         rows.temperature,
-        rows.top_p,
-        stride,
+        rows.temperature.stride(0),
         rows.seed,
         rows.seed.stride(0),
-        *groups,
+        groups.maxima,
+        groups.holder_scores,
+        groups.other_bounds,
+        groups.holder_logits,
         num_groups,
         thresholds,
-        ladder.ids,
-        ladder.logits,
+        *ladder,
         masses,
-        num_tiles,
+        tiles,
         chosen,
         token_ids,
         purpose=purpose,
         RUNGS=RUNGS,
         PADDED=triton.next_power_of_2(num_groups),
-        TILES=triton.next_power_of_2(num_tiles),
+        TILES=triton.next_power_of_2(tiles),
         TILE=TILE,
         BLOCK=_BLOCK,
         num_warps=8,
@@ -287,7 +282,7 @@ def nucleus(
     if not use_triton(logits):
         nucleus_torch(logits, vocab_size, rows, purpose, token_ids)
         return
-    num_tiles = -(-groups.maxima.shape[1] // _TILE)
-    masses = logits.new_empty((logits.shape[0], RUNGS, num_tiles), dtype=torch.float32)
+    shape = (logits.shape[0], RUNGS, num_tiles(vocab_size))
+    masses = logits.new_empty(shape, dtype=torch.float32)
     chosen = torch.empty_like(groups.maxima, dtype=torch.int32)
     nucleus_triton(logits, vocab_size, rows, purpose, groups, thresholds, ladder, token_ids, masses, chosen)

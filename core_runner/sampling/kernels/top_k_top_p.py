@@ -27,11 +27,11 @@ import torch
 from core_runner.sampling.kernels.group_maxima import (
     Groups,
     collect,
+    group_masses,
     load_groups,
     load_row,
     log2_scale,
     top_p_alone,
-    total_mass,
     weights,
 )
 from core_runner.sampling.kernels.noise import GROUP
@@ -221,7 +221,7 @@ def _top_k_top_p_kernel(
                 kth = _logit(low, ZERO_BITS)
                 _, mass = _tally(base, vocab_size, chosen, count, kth, best, scale, True, TILE)
             else:
-                mass = total_mass(sums, most, row, num_groups, best, scale, PADDED)
+                mass = tl.sum(group_masses(sums, most, row, num_groups, best, scale, PADDED), axis=0)
             need = top_p * mass
             low = _bisect(
                 base, vocab_size, chosen, count, low, high, need, best, scale, True, ZERO_BITS, TILE
