@@ -104,9 +104,9 @@ class HotHooks:
     def expect_requests(self, requests: Sequence[RequestInputs]) -> None:
         """Get ready for requests that wait, beside the rows that run.
 
-        Called once a step while requests wait, after its admissions; never during capture.
+        Called after the admissions of a step, unless it repeats the one before it; never during capture.
 
-        :param requests: some of those that wait, nearly in the order in which they will be admitted.
+        :param requests: those that wait, or some, nearly in the order of admission; replaces what was told before.
         :returns: nothing.
 
         Must hold nothing for them that an admission could not have, and must not wait for the device.

@@ -156,7 +156,7 @@ class Scheduler:
                 self.config.max_num_batched_tokens - int(rows.counts.sum())
             )
             rows = rows.join(slots, counts) if new_requests else rows
-        if self.config.expect is not None and len(self._queue):
+        if self.config.expect is not None:
             self.config.expect(self._queue.near_front(_NUM_EXPECTED))
         if not len(rows.slots):
             self._cache.take_updates()  # only entries of slots that were preempted just now

@@ -26,7 +26,7 @@ class SchedulerConfig:
     that cannot. prompt_logprobs: bounds for requests that ask for them; None sets none.
     explain_refusal: why the runner cannot serve these parameters, None if it can; asked at admission.
     reserve: what an admission lacks beside blocks, empty if nothing; asked last, so that an admission follows.
-    expect: told in every step of requests that still wait, the first ones more or less; None tells nobody.
+    expect: told of requests that still wait, the first ones more or less, whenever a step is planned anew.
     """
 
     max_num_reqs: int

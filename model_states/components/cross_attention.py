@@ -127,7 +127,7 @@ class CrossAttention(Component):
 
     @hookimpl
     def expect_requests(self, requests: Sequence[RequestInputs]) -> None:
-        """Remember for whom the encoder may run ahead in this step."""
+        """Remember for whom the encoder may run ahead."""
         self._expected = {self._key(request): request.model_inputs for request in requests}
 
     @hookimpl
@@ -136,6 +136,7 @@ class CrossAttention(Component):
         key = self._key(request)
         entry, is_new = self.pool.take(key)
         self._keys[slot] = key
+        self._expected.pop(key, None)
         self._is_joining |= not self.pool.is_filled(key)
         if is_new:
             self._fills.append(Fill(key, entry, request.model_inputs))
@@ -167,7 +168,6 @@ class CrossAttention(Component):
             self._is_joining = False
         elif self._expected and self.runs.num_running < self.max_ahead:
             self._run_ahead()
-        self._expected = {}
 
     @hookimpl
     def prepare_attn(self, batch: InputBatch) -> None:

@@ -73,7 +73,7 @@ class EntryPool:
 
     def take_ahead(self, key: bytes, wanted: Container[bytes]) -> int | None:
         """Hold an entry for a key that has none, if that displaces nothing that is set aside or wanted; else None."""
-        if key in self._entries or not (self._free or self._evictable(wanted)):
+        if key in self._entries or (not self._free and self._evictable(wanted) is None):
             return None
         entry = self._entries[key] = _Entry(self._free.pop() if self._free else self._evict(wanted), 1)
         return entry.index

@@ -152,15 +152,16 @@ def test_hooks_run_in_the_documented_order(model, toy):
     names = [name for name, _ in recorder.calls]
     start = names.index("add_request")
     assert names[:3] == ["cache_groups", "logits_processors", "custom_sampler"]
-    assert names[start - 2 : start] == ["input_keys", "reserve"]
-    assert set(names[3 : start - 2]) <= {"init_caches", "prepare_attn", "prepare_dummy_inputs", "input_keys"}
+    assert names[start - 3 : start] == ["input_keys", "reserve", "expect_requests"]
+    assert set(names[3 : start - 3]) <= {"init_caches", "prepare_attn", "prepare_dummy_inputs", "input_keys"}
     # Two chunks of the prompt, then one step for the second token.
-    steps = [name for name in names[start:] if name not in ("add_request", "remove_request")]
+    between = ("add_request", "remove_request", "expect_requests")
+    steps = [name for name in names[start:] if name not in between]
     assert steps[: 3 * len(STEP)] == list(STEP) * 3
     assert set(steps[3 * len(STEP) :]) <= {"apply_staged_writes"}
     assert names[start + 1] == "apply_staged_writes"
     assert llm.engine.runner.sampler.used > 0
-    assert set(names) | {"prepare_dummy_inputs", "remove_request", "expect_requests"} == set(HOT_HOOKS)
+    assert set(names) | {"prepare_dummy_inputs", "remove_request"} == set(HOT_HOOKS)
 
 
 def test_caches_are_those_that_were_asked_for(model, toy):
@@ -207,7 +208,8 @@ def test_requests_that_wait_are_expected(model, toy):
     recorder, _, _ = serve(model, toy, [[1], [2], [3]], 2, max_num_reqs=1)
     expected = [ids for (ids,) in recorder.named("expect_requests")]
     assert expected[0] == ["request-1", "request-2"]
-    assert expected[-1] == ["request-2"]
+    assert ["request-2"] in expected
+    assert expected[-1] == []
 
 
 class Gate(Component):
