@@ -14,7 +14,7 @@ def _figure(panels: int, width: float, height: float, columns: int = 3) -> tuple
     try:
         import matplotlib
     except ImportError as error:
-        raise SystemExit("--plot needs matplotlib: pip install \"core-runner[bench]\"") from error
+        raise SystemExit('--plot needs matplotlib: pip install "core-runner[bench]"') from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
