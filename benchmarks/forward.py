@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 from common import MODELS, show_table
-from linear import microseconds
+from few_rows import microseconds
 from model_states_decoder.state import DecoderState
 
 from model_states import InputBatch, ModelConfig

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import MODELS, Report, free_memory, greedy, make_parser, median, open_llm, run_script, show_table
+from common import Report, free_memory, greedy, make_parser, median, open_llm, run_script, show_table
 from plots import barh_panels
 
 from core_runner import LLM
@@ -86,7 +86,9 @@ def _floor_bytes(llm: LLM, num_reqs: int, context: int) -> int:
 def _weights(model: Any) -> list[torch.Tensor]:
     """Parameters without an embedding that is only looked up, and those that the mixers hold."""
     held = [value for m in model.modules() for value in vars(m).values()]
-    projections = [t for value in held for t in (getattr(value, "weight", None), getattr(value, "bias", None))]
+    projections = [
+        t for value in held for t in (getattr(value, "weight", None), getattr(value, "bias", None))
+    ]
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     found = [*model.parameters(), *(t for t in projections if isinstance(t, torch.Tensor))]
     return [p for p in found if p is head or p is not embedding]

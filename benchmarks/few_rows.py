@@ -1,6 +1,6 @@
 """Products of few rows beside the library's, and what a chain of dependent kernels costs at least.
 
-    python benchmarks/linear.py [--sweep] [--json FILE]
+    python benchmarks/few_rows.py [--sweep] [--json FILE]
 
 A time is the replay of a CUDA graph of one product with each of many weights, more than the L2 cache holds; the
 median of several replays is reported, and TB/s counts the weight alone. *decoder* chains the products of 28 layers
