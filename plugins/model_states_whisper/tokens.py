@@ -37,10 +37,15 @@ class WhisperTokens:
 
     @classmethod
     def load(cls, model: str | CheckpointConfig) -> WhisperTokens:
-        """Read them from generation_config.json, and from config.json what that does not say."""
+        """Read them from generation_config.json, and from config.json what that does not say.
+
+        As in transformers, a generation config that suppresses nothing is taken at its word.
+        """
         checkpoint = load_checkpoint_config(model) if isinstance(model, str) else model
         path = find_file(checkpoint.model, "generation_config.json")
-        raw: dict[str, Any] = {**checkpoint.raw_config, **(read_json(path) if path else {})}
+        raw: dict[str, Any] = dict(checkpoint.raw_config)
+        if path is not None:
+            raw = {**raw, "suppress_tokens": None, "begin_suppress_tokens": None, **read_json(path)}
         no_timestamps = raw.get("no_timestamps_token_id")
         # The order of these three is the same in every checkpoint: previous text, no speech, no timestamps.
         previous = raw.get("prev_sot_token_id", None if no_timestamps is None else no_timestamps - 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,15 @@ def test_forced_ids_of_the_old_kind(tmp_path: Path) -> None:
     save_speech_model(tmp_path, forced_decoder_ids=[[2, 111]])
     with pytest.raises(CheckpointError, match="names positions"):
         WhisperTokens.load(str(tmp_path))
+
+
+def test_suppressed_tokens_of_config_json_count_where_there_is_no_generation_config(tmp_path: Path) -> None:
+    save_speech_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "suppress_tokens": [5], "eos_token_id": 2}))
+    assert WhisperTokens.load(str(tmp_path)).suppressed_ids == ()
+    (tmp_path / "generation_config.json").unlink()
+    assert WhisperTokens.load(str(tmp_path)).suppressed_ids == (5,)
 
 
 def test_english_only(tmp_path: Path) -> None:
