@@ -81,10 +81,8 @@ def build_tiny(name: str, **overrides: Any) -> Any:
     torch.manual_seed(len(name) * 1009 + sum(map(ord, name)))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     for parameter_name, parameter in model.named_parameters():
-        # Norms and biases start at ones and zeros, where a lost one would not show, and decays at ones that forget at once.
-        if parameter_name.endswith("A_log"):
-            parameter.data = torch.randn(parameter.shape) - 1
-        elif parameter_name.endswith("dt_bias"):
+        # Norms and biases start at ones and zeros, where a lost one would not show, and decays where all is forgotten.
+        if parameter_name.endswith(("A_log", "dt_bias")):
             parameter.data = torch.randn(parameter.shape) - 1
         elif parameter.dim() <= 1:
             parameter.data += 0.1 * torch.randn(parameter.shape)
@@ -101,7 +99,7 @@ def save_tiny(name: str, directory: Path, **overrides: Any) -> Any:
 
 
 def _split_convolutions(model: Any, path: Path) -> None:
-    """Published files hold one convolution each for q, k and v, which transformers' `save_pretrained` splits wrongly."""
+    """Published files hold one convolution each for q, k and v; transformers' `save_pretrained` splits them wrongly."""
     tensors = {name: t for name, t in load_file(path).items() if "conv1d" not in name}
     for name, module in model.named_modules():
         if hasattr(module, "conv1d"):

@@ -1,6 +1,6 @@
 """The gated delta rule over rows of any length: a state that forgets, and corrects what it holds for a key.
 
-For token t of value head h (key head j = h // (H // J)), with q = q[t, j] / (|q[t, j]| sqrt(K)), k = k[t, j] / |k[t, j]|:
+For token t of value head h, of key head j = h // (H // J): q = q[t, j] / (|q[t, j]| sqrt(K)), k = k[t, j] / |k[t, j]|:
 
     decay = exp(rate[h] softplus(a[t, h] + dt_bias[h])),  beta = max_beta sigmoid(b[t, h])
     state = decay state;  state = state + beta (v[t, h] - state k) k^T       [V, K]
@@ -11,10 +11,10 @@ the chunk, the corrections n [tokens, V] of its tokens solve a unit lower triang
 
     n[t] + beta[t] sum_{u < t} exp(l[t] - l[u]) (k[t] . k[u]) n[u] = beta[t] (v[t] - exp(l[t]) state k[t])
 
-and y[t] = exp(l[t]) state q[t] + sum_{u <= t} exp(l[t] - l[u]) (q[t] . k[u]) n[u]. Decode steps take one token of each
-row. q, k [num_tokens, J, K], v [num_tokens, H, V], a, b [num_tokens, H], with tokens apart and the rest contiguous; rate,
-dt_bias fp32 [H]; y [num_tokens, H, V] contiguous; pool [num_rows, H, V, K] of any float dtype gives and takes states as
-`RecurrentStep` says. Sums are fp32. Padding tokens of y are left alone, or zero in a decode step.
+and y[t] = exp(l[t]) state q[t] + sum_{u <= t} exp(l[t] - l[u]) (q[t] . k[u]) n[u]. Decode steps take one token of
+each row. q, k [num_tokens, J, K], v [num_tokens, H, V], a, b [num_tokens, H], with tokens apart and the rest
+contiguous; rate, dt_bias fp32 [H]; y [num_tokens, H, V] contiguous; pool [num_rows, H, V, K] of any float dtype gives
+and takes states as `RecurrentStep` says. Sums are fp32. Padding tokens of y are left alone, or zero in a decode step.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from model_states.kernels.state_chunks import chunk_bounds, chunk_targets, row_c
 from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import CHUNK_SIZE, RecurrentStep
 
-# Of the Triton scan. The system of a chunk is solved with products of this size.
-_CHUNK = 32
+# Of the Triton scan: what an unrolled solution of longer chunks holds does not fit in registers.
+_CHUNK = 16
 
 
 class DeltaInputs(NamedTuple):
@@ -314,7 +314,9 @@ def gated_delta_triton(
         "KEY_SIZE": key_size,
         "BLOCK_K": max(triton.next_power_of_2(key_size), 16),
     }
-    block_v = min(max(triton.next_power_of_2(value_size), 16), 32 if step.is_decode else 64)
+    is_narrow = y.element_size() < 4
+    most = 32 if step.is_decode or not is_narrow else 64
+    block_v = min(max(triton.next_power_of_2(value_size), 16), most)
     grid = (num_heads, triton.cdiv(value_size, block_v))
     if step.is_decode:
         _decode_kernel[(grid[0], num_rows, grid[1])](
@@ -351,6 +353,7 @@ def gated_delta_triton(
         LEVELS=block_t.bit_length() - 1,
         BLOCK_V=block_v,
         **sizes,
+        num_warps=4 if is_narrow else 8,
     )
 
 
