@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -32,6 +32,8 @@ ARCHITECTURES = (
     "Qwen3_5MoeForCausalLM",
     "OlmoHybridForCausalLM",
 )
+# Their language model is served alone.
+MULTIMODAL = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
 
 class LinearState(ModelState):
@@ -39,7 +41,7 @@ class LinearState(ModelState):
 
     name: ClassVar[str] = "linear"
     api_version: ClassVar[int] = 1
-    architectures: ClassVar[tuple[str, ...]] = ARCHITECTURES
+    architectures: ClassVar[tuple[str, ...]] = ARCHITECTURES + MULTIMODAL
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"chunked_prefill", "prefix_cache", "graphs", "restore"}
     )
@@ -52,7 +54,9 @@ class LinearState(ModelState):
         """
         super().__init__(config)
         register_attention()
-        model = load_transformers_model(config, attn_implementation=ATTN_IMPLEMENTATION)
+        model = load_transformers_model(
+            config, attn_implementation=ATTN_IMPLEMENTATION, model_class=_model_class(config)
+        )
         self.model = TransformersModel(model)
         refuse_batch_dependent_rope(self.model.architecture, self.model.config, config.max_model_len)
         calls = self.model.attention_calls(every_layer=False)
@@ -74,8 +78,7 @@ class LinearState(ModelState):
             self.model.bind(calls, paged.layers)
             self.components.append(paged)
         if config.fused_layers:
-            counts = rewrite_parts(self.model.backbone, {})
-            logger.info("%s: fused %s", self.model.architecture, counts)
+            rewrite_parts(self.model.backbone, {})
         self.vocab_size = self.model.vocab_size
 
     def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
@@ -85,3 +88,13 @@ class LinearState(ModelState):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab_size] of hidden_states [n, hidden]."""
         return self.model.compute_logits(hidden_states)
+
+
+def _model_class(config: ModelConfig) -> Any:
+    """The language model of a checkpoint that holds more; None where there is no more."""
+    if config.checkpoint.architecture not in MULTIMODAL:
+        return None
+    from transformers import AutoModelForCausalLM
+
+    logger.warning("%s: its language model is served, without images", config.checkpoint.architecture)
+    return AutoModelForCausalLM

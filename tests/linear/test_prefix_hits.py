@@ -71,7 +71,10 @@ def test_evictions_lose_hits_and_nothing_else(tiny, drained: Drained) -> None:
     families = [_prompt(50, seed=seed) for seed in range(4)]
     for _ in range(8):
         prompts = [
-            [*draw.choice(families)[: draw.randrange(5, 50)], *_prompt(draw.randrange(1, 9), draw.randrange(99))]
+            [
+                *draw.choice(families)[: draw.randrange(5, 50)],
+                *_prompt(draw.randrange(1, 9), draw.randrange(99)),
+            ]
             for _ in range(3)
         ]
         hits += sum(cached > 0 for cached in _run(llm, model, *prompts))

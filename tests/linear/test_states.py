@@ -1,4 +1,7 @@
-"""States after every chunk equal transformers', in mixed steps too, and a step changes nobody else's."""
+"""States after every chunk equal transformers', in mixed steps too, and a step changes nobody else's.
+
+transformers has no cache for models without any attention, so their states cannot be compared.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,16 @@ def _run(model, drained: Drained, budget: int) -> None:
     watch_rows(llm.engine.runner)
     for index, prompt in enumerate(PROMPTS):
         llm.engine.add_request(Request(f"r{index}", prompt, GREEDY))  # type: ignore[arg-type]
-    checked: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
+    num_checked, last = 0, {}
     while llm.engine.has_unfinished:
         llm.engine.step()
         for slot, tokens in running(llm):
             # Every end of a prompt's chunks, and some of the decode.
             wanted = len(tokens) <= PROMPT_LEN or len(tokens) % 5 == 0
-            if tokens and wanted and len(tokens) not in checked[slot]:
-                checked[slot].add(len(tokens))
+            if tokens and wanted and last.get(slot) != len(tokens):
                 check_states(llm, model.model, slot, tokens)
-    assert sum(map(len, checked.values())) >= 2 * (PROMPT_LEN // budget)
+                num_checked, last[slot] = num_checked + 1, len(tokens)
+    assert num_checked >= 2 * (PROMPT_LEN // budget)
     for pool in pools(llm.engine.runner):
         assert not pool[0].any(), "the null row is not zero any more"
 
@@ -55,6 +58,6 @@ def test_states_after_every_chunk(name: str, budget: int, tiny, drained: Drained
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [1, 2, 3, 4, 5, 7, 16, 64, 70])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [name for name in TINY if name != "qwen3_5_only_linear"])
 def test_states_in_chunks_of_every_size(name: str, budget: int, tiny, drained: Drained) -> None:
     _run(tiny(name), drained, budget)

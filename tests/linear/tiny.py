@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-_COMMON = {
+COMMON = {
     "vocab_size": 211,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -27,7 +27,7 @@ _CONVOLUTIONS = {
     "conv_L_cache": 3,
     "block_auto_adjust_ff_dim": False,
 }
-_DELTA = {
+DELTA = {
     "head_dim": 8,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
     "linear_num_key_heads": 2,
@@ -42,7 +42,7 @@ _EXPERTS = {
     "shared_expert_intermediate_size": 24,
 }
 
-# name -> (transformers' model type, options over _COMMON)
+# name -> (transformers' model type, options over COMMON)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {**_CONVOLUTIONS, "conv_bias": False}),
     "lfm2_biased": ("lfm2", {**_CONVOLUTIONS, "conv_bias": True, "conv_L_cache": 5}),
@@ -57,18 +57,18 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 24,
         },
     ),
-    "qwen3_next": ("qwen3_next", {**_DELTA, **_EXPERTS, "mlp_only_layers": [2]}),
+    "qwen3_next": ("qwen3_next", {**DELTA, **_EXPERTS, "mlp_only_layers": [2]}),
     "qwen3_next_deep": (
         "qwen3_next",
-        {**_DELTA, **_EXPERTS, "linear_num_value_heads": 2, "linear_conv_kernel_dim": 2},
+        {**DELTA, **_EXPERTS, "linear_num_value_heads": 2, "linear_conv_kernel_dim": 2},
     ),
-    "qwen3_5": ("qwen3_5_text", _DELTA),
+    "qwen3_5": ("qwen3_5_text", DELTA),
     "qwen3_5_only_linear": (
         "qwen3_5_text",
-        {**_DELTA, "layer_types": ["linear_attention"] * 3, "num_hidden_layers": 3},
+        {**DELTA, "layer_types": ["linear_attention"] * 3, "num_hidden_layers": 3},
     ),
-    "qwen3_5_moe": ("qwen3_5_moe_text", {**_DELTA, **_EXPERTS}),
-    "olmo_hybrid": ("olmo_hybrid", {**_DELTA, "linear_num_value_heads": 2}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**DELTA, **_EXPERTS}),
+    "olmo_hybrid": ("olmo_hybrid", {**DELTA, "linear_num_value_heads": 2}),
 }
 
 
@@ -77,7 +77,7 @@ def build_tiny(name: str, **overrides: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, options = TINY[name]
-    config = AutoConfig.for_model(model_type, **{**_COMMON, **options, **overrides})
+    config = AutoConfig.for_model(model_type, **{**COMMON, **options, **overrides})
     torch.manual_seed(len(name) * 1009 + sum(map(ord, name)))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     for parameter_name, parameter in model.named_parameters():

@@ -1,0 +1,90 @@
+"""Dtypes of states, layers as transformers has them, states that move, checkpoints that hold more, and refusals."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from linear.states import component_of
+from linear.tiny import save_tiny
+from model_states_linear.mixers import MIXERS
+from support.drained import Drained
+from support.reference import assert_exact
+from support.tiny_recurrent import recomputed_reference
+
+from core_runner import LLM, SamplingParams
+from model_states import UnsupportedModelError
+from model_states.components import SavedState, StateKeeper
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1)
+PROMPT = [(13 * i) % 200 + 3 for i in range(40)]
+
+
+def _llm(drained: Drained, directory: str, **options) -> LLM:
+    sizes = {"block_size": 16, "max_num_reqs": 2, "max_model_len": 96}
+    return drained(directory, device="cpu", **{**sizes, **options})
+
+
+@pytest.mark.parametrize(("dtype", "state"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_states_in_another_dtype_than_the_weights(dtype: str, state: str, tiny, drained: Drained) -> None:
+    """As near to transformers in the dtype of the weights as a few roundings leave it."""
+    model = copy.deepcopy(tiny("qwen3_5").model).to(getattr(torch, dtype))
+    want = recomputed_reference(model, PROMPT, 1).logprobs[0]
+    options = {"max_num_batched_tokens": 8, "model_options": {"state_dtype": state}}
+    llm = _llm(drained, tiny("qwen3_5").directory, dtype=dtype, **options)
+    kinds = {key: pool.dtype for key, pool in component_of(llm.engine.runner).layers[0].tensors.items()}
+    assert kinds == {"conv": getattr(torch, dtype), "delta": getattr(torch, state)}
+    (output,) = llm.generate([PROMPT], GREEDY)
+    token, entries = output.outputs[0].token_ids[0], output.outputs[0].logprobs[0]
+    assert abs(entries[token].logprob - float(want[token])) < 0.2
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "olmo_hybrid"])
+def test_layers_as_they_are_give_the_same(name: str, tiny, drained: Drained) -> None:
+    model = tiny(name)
+    llm = _llm(drained, model.directory, fused_layers=False)
+    assert_exact(llm.generate(PROMPT, GREEDY)[0].outputs[0], model.reference(PROMPT, 4), name)
+
+
+def test_a_state_moves_to_another_engine(tiny, drained: Drained, tmp_path: Path) -> None:
+    """Without attention layers, the state is all that a model keeps."""
+    model, keeper = tiny("qwen3_5_only_linear"), StateKeeper()
+    first, second = (_llm(drained, model.directory) for _ in range(2))
+    prompt = {"prompt_token_ids": PROMPT, "model_inputs": {"keep_state": keeper}}
+    said = [*PROMPT, *first.generate([prompt], GREEDY)[0].outputs[0].token_ids]
+    keeper.take(said).save(tmp_path / "state.safetensors")
+    resumed = SavedState.load(tmp_path / "state.safetensors").prompt([9, 8])
+    (output,) = second.generate([resumed], GREEDY)
+    assert output.num_cached_tokens == len(said) - 1
+    assert_exact(output.outputs[0], model.reference(resumed["prompt_token_ids"], 4), "resumed")
+
+
+def test_the_language_model_of_a_larger_checkpoint(tmp_path: Path, drained: Drained) -> None:
+    from linear.tiny import COMMON, DELTA
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    config = Qwen3_5Config(text_config={**COMMON, **DELTA}, vision_config=vision)
+    torch.manual_seed(0)
+    model = Qwen3_5ForConditionalGeneration._from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    model.eval().save_pretrained(tmp_path)
+    (output,) = _llm(drained, str(tmp_path)).generate([PROMPT], GREEDY)
+    assert_exact(output.outputs[0], recomputed_reference(model, PROMPT, 4), "text alone")
+
+
+def test_an_unknown_mixer_is_refused(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(MIXERS, "Lfm2ShortConv")
+    with pytest.raises(
+        UnsupportedModelError, match="4 layers, of which 0 have a mixer that this model state knows and 1"
+    ):
+        LLM(tiny("lfm2").directory, device="cpu")
+
+
+def test_another_activation_is_refused(tmp_path: Path) -> None:
+    save_tiny("qwen3_5", tmp_path, hidden_act="gelu")
+    with pytest.raises(UnsupportedModelError, match="activation 'gelu'; silu is supported"):
+        LLM(str(tmp_path), device="cpu")
