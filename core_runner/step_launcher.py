@@ -83,7 +83,8 @@ class StepLauncher:
         if self._graph_sampler is None or not self._records_hooks:
             return
         graphs, rows = self._graphs, self._graphs.decode_rows
-        shapes = {graphs.decode_shape(num_rows) for num_rows in (1, rows[len(rows) // 2], rows[-1])}
+        # Few rows go through kernels that are cut for their number; a prefill's cut depends on its longest query.
+        shapes = {graphs.decode_shape(num_rows) for num_rows in rows}
         shapes |= {StepShape(tokens, rows[-1], tokens) for tokens in (rows[-1], graphs.max_num_tokens)}
         with compiling_ahead():
             for shape, variant in product(shapes, self._graph_sampler.graph_variants):
