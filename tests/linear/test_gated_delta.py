@@ -125,6 +125,8 @@ def test_twin_is_transformers_rule() -> None:
     gated_delta_torch(inputs, weights, pool, step, y)
     q, k, v, a, b = (part[None, :70] for part in inputs)
     g = weights.rate * functional.softplus(a + weights.dt_bias)
+    # Older releases of transformers leave it to the caller to repeat key heads.
+    q, k = (part.repeat_interleave(2, 2) for part in (q, k))
     want, state = torch_chunk_gated_delta_rule(
         q, k, v, g=g, beta=b.sigmoid(), output_final_state=True, use_qk_l2norm_in_kernel=True
     )
