@@ -112,6 +112,25 @@ def test_small_decays_are_not_rounded_away(op, device) -> None:
     check(op, step, inputs, weights)
 
 
+@pytest.mark.parametrize("rows", [CASES[0][1], CASES[3][1]])
+def test_tokens_and_states_in_fewer_bits(rows, device) -> None:
+    """float16 tokens, with states of either width; sums are fp32 all the same."""
+    for state_dtype in (torch.float32, torch.float16):
+        torch.manual_seed(7)
+        step = make_step(rows, 16, device)
+        wide = make_inputs(len(step.token_rows), (2, 4, 16, 16), device)
+        narrow, weights = DeltaInputs(*(part.half() for part in wide)), make_weights(4, 1.0, device)
+        results = []
+        for op in OPS:
+            torch.manual_seed(8)
+            pool = make_pool(4, 16, 16, device=device).to(state_dtype)
+            y = torch.zeros(narrow.v.shape, dtype=torch.float16, device=device)
+            op(narrow, weights, pool, step, y)
+            results.append((y.float(), pool.float()))
+        for got, want in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+
+
 def test_twin_is_transformers_rule() -> None:
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
