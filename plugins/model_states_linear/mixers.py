@@ -97,14 +97,10 @@ class GatedDeltaNet(Mixer):
 
     def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Convolution, delta rule, and gated norm."""
-        num_heads, by_key, by_value = (
-            self.num_heads,
-            self.num_key_heads * self.key_size,
-            self.num_heads * self.value_size,
-        )
-        mixed, gate, b, a = self.into(hidden_states).split(
-            [2 * by_key + by_value, by_value, num_heads, num_heads], -1
-        )
+        num_heads = self.num_heads
+        by_key, by_value = self.num_key_heads * self.key_size, num_heads * self.value_size
+        sizes = [2 * by_key + by_value, by_value, num_heads, num_heads]
+        mixed, gate, b, a = self.into(hidden_states).split(sizes, -1)
         q, k, v = self._convolve(mixed, silu=True).split([by_key, by_key, by_value], -1)
         q, k = (part.unflatten(1, (self.num_key_heads, self.key_size)) for part in (q, k))
         v = v.unflatten(1, (num_heads, self.value_size))

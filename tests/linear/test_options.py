@@ -76,6 +76,15 @@ def test_the_language_model_of_a_larger_checkpoint(tmp_path: Path, drained: Drai
     assert_exact(output.outputs[0], recomputed_reference(model, PROMPT, 4), "text alone")
 
 
+def test_prompts_of_thousands_of_tokens(tmp_path: Path, drained: Drained) -> None:
+    # Prompts that differ in their first tokens only, so that the states and the attention alone know which is which.
+    model = save_tiny("qwen3_5", tmp_path, max_position_embeddings=4096)
+    llm = _llm(drained, str(tmp_path), max_model_len=2200, max_num_batched_tokens=600)
+    prompts = [[first, *((17 * i) % 200 + 3 for i in range(2048))] for first in (5, 6)]
+    for prompt, output in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
+        assert_exact(output.outputs[0], recomputed_reference(model, prompt, 4), f"{len(prompt)} tokens")
+
+
 def test_an_unknown_mixer_is_refused(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(MIXERS, "Lfm2ShortConv")
     with pytest.raises(
