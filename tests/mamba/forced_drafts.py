@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from model_states_mamba.state import MambaState
 
-from model_states import InputBatch, ModelConfig, bind
+from model_states import InputBatch, ModelConfig, ModelState, bind
 from model_states.components import RecurrentState
 from model_states.loading import load_checkpoint_config
 
@@ -29,7 +29,7 @@ class Row:
 class ForcedSteps:
     """One model with room for drafts, stepped row by row."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, state_class: type[ModelState] = MambaState) -> None:
         self.config = ModelConfig(
             checkpoint=load_checkpoint_config(directory),
             device=torch.device("cpu"),
@@ -41,7 +41,7 @@ class ForcedSteps:
             num_draft_tokens=NUM_DRAFTS,
             options={"state_block_size": BLOCK_SIZE},
         )
-        self.state = MambaState(self.config)
+        self.state = state_class(self.config)
         self.hooks = bind([self.state, *self.state.components])
         self.groups = self.hooks.cache_groups()
         self.caches = {group.name: group.allocate(NUM_BLOCKS, self.config.device) for group in self.groups}
