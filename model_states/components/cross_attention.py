@@ -32,7 +32,6 @@ ENCODER_OPTIONS: Final[Mapping[str, str]] = {
     "encoder_ahead": "encoder runs under way for requests that wait, beside the steps; 0 runs it in the steps",
 }
 _DEFAULT_BATCH: Final = 16
-_DEFAULT_AHEAD: Final = 2
 _GPU_SHARE: Final = 0.4  # of the free memory, where the number of entries is not given
 _CPU_BYTES: Final = 4 << 30
 
@@ -61,8 +60,8 @@ class CrossAttention(Component):
     held while one of them has a slot, and kept after that until its room is wanted, so that a preempted request finds
     it again. Rows find their entry by slot on the device, so a recorded step serves any requests.
 
-    While rows run, the encoder runs ahead for requests that wait, beside the steps; they are let in when it is done.
-    With no row to hold up, it runs in the step that lets them in.
+    The encoder runs in the step that lets a request in; or, while rows run, ahead for requests that wait, beside the
+    steps, and they are let in when it is done.
 
     max_ahead: the option "encoder_ahead".
     """
@@ -79,8 +78,7 @@ class CrossAttention(Component):
         """
         self.spec, self.encoder = spec, encoder
         self._batch_size = _option(config, "encoder_batch") or _DEFAULT_BATCH
-        ahead = _option(config, "encoder_ahead", least=0)
-        self.max_ahead = _DEFAULT_AHEAD if ahead is None else ahead
+        self.max_ahead = _option(config, "encoder_ahead", least=0) or 0
         values_of_layer = 2 * spec.num_kv_heads * encoder.max_positions * spec.head_size
         entry_bytes = len(projections) * values_of_layer * config.dtype.itemsize
         num_entries = _option(config, "encoder_entries") or _choose_num_entries(config, entry_bytes)

@@ -45,7 +45,7 @@ def _check(
     assert skipped <= max_tokens
 
 
-OF_ENCODER = [{"encoder_ahead": 0}, {"encoder_ahead": 1, "encoder_batch": 1, "encoder_entries": 5}]
+OF_ENCODER = [{"encoder_ahead": 2}, {"encoder_ahead": 1, "encoder_batch": 1, "encoder_entries": 5}]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,8 @@ def test_the_encoder_runs_ahead_for_requests_that_wait(
 ) -> None:
     """With every slot taken, and for nobody twice, also where entries are scarce."""
     for num_entries, ahead in ((8, 4), (3, 1)):
-        llm = speech_llm(max_num_reqs=2, model_options={"encoder_entries": num_entries})
+        options = {"encoder_entries": num_entries, "encoder_ahead": 2}
+        llm = speech_llm(max_num_reqs=2, model_options=options)
         runs = llm.engine.runner.model_state.cross_attention.runs
         launch, found = runs.launch, []
 
@@ -218,7 +219,7 @@ def slow_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_go_on_while_the_encoder_runs(
     is_async: bool, num_entries: int, slow_encoder: None, speech: SpeechModel, speech_llm: MakeLLM
 ) -> None:
-    options = {"encoder_entries": num_entries, "encoder_batch": 2}
+    options = {"encoder_entries": num_entries, "encoder_batch": 2, "encoder_ahead": 2}
     llm = speech_llm(max_num_reqs=3, async_scheduling=is_async, model_options=options)
     before = encoder_runs(llm)
     _check(llm.generate(_ask_all([*CASES, *CASES]), GREEDY), speech, [*CASES, *CASES])
@@ -226,7 +227,7 @@ def test_rows_go_on_while_the_encoder_runs(
 
 
 def test_abort_while_the_encoder_runs(slow_encoder: None, speech: SpeechModel, speech_llm: MakeLLM) -> None:
-    llm = speech_llm(max_num_reqs=2, model_options={"encoder_entries": 6})
+    llm = speech_llm(max_num_reqs=2, model_options={"encoder_entries": 6, "encoder_ahead": 1})
     pool = llm.engine.runner.model_state.cross_attention.pool
     for _ in range(3):
         stream = llm.stream(_ask_all(CASES), GREEDY)
