@@ -159,8 +159,8 @@ class TransformersModel:
         """The attention layers in call order, found by running two tokens through the model.
 
         every_layer: each layer makes one call and nothing else keeps state; False leaves that to the caller, who knows
-        of the other layers. Raises `UnsupportedModelError` when the attention of a layer is of a kind that paged attention cannot
-        serve, or when some layers keep state elsewhere.
+        of the other layers. Raises `UnsupportedModelError` when the attention of a layer is of a kind that paged
+        attention cannot serve, or when some layers keep state elsewhere.
         """
         probe = _Probe(self.architecture)
         for module in self.model.modules():
