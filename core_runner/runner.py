@@ -144,6 +144,7 @@ class ModelRunner:
             return output
         return self._start_copy(batch, sampled, None)
 
+    @torch.inference_mode()
     def reset(self) -> None:
         """Forget every request, also a step that was begun: for an engine whose step was interrupted."""
         self._pending = None

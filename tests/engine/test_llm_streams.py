@@ -204,6 +204,19 @@ def test_ctrl_c_at_every_phase_leaves_the_engine_usable(phase: str, llm: LLM, to
     _check(llm.generate(PROMPTS, GREEDY), PROMPTS, toy_table)
 
 
+def test_ctrl_c_after_steps_with_much_to_write(
+    toy_options: dict[str, Any], drained: Drained, toy_table: ToyTable
+) -> None:
+    """Buffers that a step has grown are written to outside of a step, too."""
+    options = {**toy_options, "max_num_reqs": 40, "max_num_batched_tokens": 4096, "num_blocks": 4000}
+    llm = drained(**options)
+    llm.generate([[token] * 100 for token in range(3, 43)], GREEDY)
+    with at_phases(llm.engine, _interrupt_once("after sample_tokens")), pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS[:2], GREEDY)
+    assert _in_use(llm) == (0, 0)
+    _check(llm.generate(PROMPTS, GREEDY), PROMPTS, toy_table)
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_in_one_call_ends_the_streams_of_others(phase: str, llm: LLM, toy_table: ToyTable) -> None:
     """They may lose their requests, but they say so, and do not wait for ever."""
