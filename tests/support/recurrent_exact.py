@@ -1,0 +1,53 @@
+"""EXACT for models with recurrent state: prompts of many lengths, chunks of many sizes, against full recomputation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from support.drained import Drained
+from support.reference import Reference, assert_exact
+from support.tiny_recurrent import recomputed_reference
+
+from core_runner import LLM, SamplingParams
+
+LENGTHS = (1, 2, 3, 4, 5, 16, 63, 64, 65)
+BUDGETS = (1, 2, 3, 4, 7, 64)
+MAX_TOKENS = 4
+_draw = random.Random(3)
+PROMPTS = [[_draw.randrange(3, 211) for _ in range(length)] for length in (*LENGTHS, 300)]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=1)
+
+
+class TinyRecurrent:
+    """A tiny checkpoint, made by `save(name, directory)`, and its oracle, which computes every reference once."""
+
+    def __init__(self, name: str, directory: Path, save: Callable[[str, Path], Any]) -> None:
+        self.name, self.directory = name, str(directory)
+        self.model = save(name, directory)
+        self._reference = cache(self._compute)
+
+    def reference(self, prompt: Sequence[int], max_tokens: int) -> Reference:
+        return self._reference(tuple(prompt), max_tokens)
+
+    def _compute(self, prompt: tuple[int, ...], max_tokens: int) -> Reference:
+        return recomputed_reference(self.model, prompt, max_tokens)
+
+
+def make_llm(drained: Drained, model: TinyRecurrent, budget: int, **options: Any) -> LLM:
+    """An engine whose states are saved every 16 tokens, unless the options say otherwise."""
+    sizes = {"block_size": 4, "max_num_reqs": 4, "max_model_len": 320, "num_blocks": 400}
+    options = {"model_options": {"state_block_size": 16}, **sizes, **options}
+    return drained(model.directory, device="cpu", max_num_batched_tokens=budget, **options)
+
+
+def check_exact(model: TinyRecurrent, llm: LLM, prompts: Sequence[list[int]]) -> None:
+    """Serve the prompts together and compare each with its reference."""
+    skipped = 0
+    for prompt, output in zip(prompts, llm.generate(prompts, PARAMS), strict=True):
+        label = f"{model.name}, {len(prompt)} tokens"
+        skipped += assert_exact(output.outputs[0], model.reference(prompt, MAX_TOKENS), label)
+    assert skipped <= MAX_TOKENS
