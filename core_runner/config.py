@@ -107,6 +107,8 @@ class RunnerConfig:
         for name in ("model", "tokenizer", "device", "model_state", "attention_backend"):
             if not isinstance(getattr(self, name), str | None):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be a string")
+        if not isinstance(self.model_options, Mapping):
+            raise ConfigError(f"model_options={self.model_options!r} must map names to values, such as {{}}")
         if self.num_draft_tokens:
             raise ConfigError(
                 f"num_draft_tokens={self.num_draft_tokens}: nothing verifies drafts yet; leave it at 0"

@@ -30,6 +30,8 @@ BAD = [
     ("model", 5),
     ("tokenizer", 5),
     ("device", 0),
+    ("model_options", None),
+    ("model_options", "state_dtype=float32"),
 ]
 
 
