@@ -149,6 +149,10 @@ def _as_floats(name: str, values: Any) -> Values:
     if isinstance(values, torch.Tensor):
         if not values.is_floating_point():
             raise ValueError(f"{name} is of {values.dtype}; give floating-point numbers")
+        if values.layout != torch.strided or values.is_meta:
+            raise ValueError(
+                f"{name} is a tensor of {values.layout} on {values.device}; give a dense one with data"
+            )
         return values.detach().to(torch.float32).numpy() if values.device.type == "cpu" else values.detach()
     try:
         array = np.asarray(values)

@@ -86,6 +86,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"audio": np.zeros(0, np.float32)}, r"shape \[0\]"),
     ({"audio": np.zeros(5, np.int16)}, "int16; give floating-point"),
     ({"audio": torch.zeros(5, dtype=torch.int32)}, "int32; give floating-point"),
+    ({"audio": torch.ones(5).to_sparse()}, "torch.sparse_coo on cpu; give a dense one"),
+    ({"audio": torch.ones(5, device="meta")}, "torch.strided on meta; give a dense one with data"),
     ({"audio": np.array([0.0, np.nan], np.float32)}, "not finite"),
     ({"audio": [[1.0], [1.0, 2.0]]}, "no array of numbers"),
     ({"audio": _audio(10), "key": 3}, "key=3 must be a string"),
