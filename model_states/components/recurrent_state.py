@@ -146,6 +146,13 @@ class RecurrentState(Component):
             raise ValueError(
                 f"its state covers {state.num_restored_tokens} tokens of a prompt of {prompt_len}; give one token more"
             )
+        for name, tensor in state.tensors.items():
+            if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+                raise ValueError(
+                    f"its state {name} must be a dense tensor with data, as `StateKeeper.take` gives it"
+                )
+            if not tensor.is_floating_point():
+                raise ValueError(f"its state {name} is of {tensor.dtype}; give floating-point numbers")
         got = {name: tuple(tensor.shape) for name, tensor in state.tensors.items()}
         want = {name: tuple(pool.shape[1:]) for name, pool in self._pools().items()}
         if got != want:

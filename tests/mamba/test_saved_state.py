@@ -103,8 +103,14 @@ def test_an_engine_that_ran_ahead_says_so(tiny, drained: Drained) -> None:
         ({"recurrent_state": SavedState([5] * 21, {})}, "21 tokens of a prompt of 21"),
         ({"recurrent_state": SavedState([5] * 20, {})}, "another model's"),
         ({"recurrent_state": SavedState([5] * 20, {"a": [1.0]})}, "state a must be a dense tensor"),
-        ({"recurrent_state": SavedState([5] * 20, {"a": torch.ones(1, device="meta")})}, "dense tensor with data"),
-        ({"recurrent_state": SavedState([5] * 20, {"a": torch.ones(1).int()})}, "a is of torch.int32; give floating"),
+        (
+            {"recurrent_state": SavedState([5] * 20, {"a": torch.ones(1, device="meta")})},
+            "dense tensor with data",
+        ),
+        (
+            {"recurrent_state": SavedState([5] * 20, {"a": torch.ones(1).int()})},
+            "a is of torch.int32; give floating",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(inputs: dict, message: str, tiny, drained: Drained) -> None:
