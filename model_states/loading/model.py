@@ -32,7 +32,8 @@ def load_transformers_model(
     class that `architectures` names, or transformers' default for causal language models. The load format
     "dummy" fills seeded random weights and needs config.json only.
     Raises CheckpointError for files that are missing, broken or do not fill every parameter (tensors are
-    named), UnsupportedModelError where transformers has no class. Unused tensors are listed in one warning.
+    named), UnsupportedModelError where transformers has no class, or `model_class` is for other checkpoints.
+    Unused tensors are listed in one warning.
     """
     checkpoint = config.checkpoint
     if checkpoint.hf_config is None:
@@ -40,6 +41,12 @@ def load_transformers_model(
             f"model {checkpoint.model!r} ({checkpoint.architecture}): transformers does not know "
             f"model_type {checkpoint.raw_config.get('model_type')!r}; upgrade transformers or install "
             "a plugin for it"
+        )
+    wanted = getattr(model_class, "config_class", None)
+    if model_class and wanted and not isinstance(checkpoint.hf_config, wanted):
+        raise UnsupportedModelError(
+            f"model {checkpoint.model!r} is a {checkpoint.architecture}, which cannot be loaded as "
+            f"{model_class.__name__}; leave out model_state to have one chosen"
         )
     # The plugin knows best; then the files; transformers' default serves the many.
     chosen = model_class or _model_class(checkpoint)

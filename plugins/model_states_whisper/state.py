@@ -57,7 +57,8 @@ class WhisperState(ModelState):
     @classmethod
     def max_model_len(cls, config: CheckpointConfig) -> int | None:
         """Positions of the decoder; `max_length` of the files is no limit (it reads 20 in some, 448 in others)."""
-        return int(config.hf_config.max_target_positions) if config.hf_config is not None else None
+        positions = getattr(config.hf_config, "max_target_positions", None)
+        return super().max_model_len(config) if positions is None else int(positions)
 
     @hookimpl
     def logits_processors(self, config: ModelConfig, vocab_size: int) -> list[LogitsProcessor]:
