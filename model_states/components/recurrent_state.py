@@ -86,8 +86,10 @@ class RecurrentState(Component):
     ) -> None:
         """layers[i]: tensor name -> shape and dtype of one request's state in layer i.
 
-        Raises `UnsupportedModelError` for a "state_block_size" that scans could not end at.
+        Raises `UnsupportedModelError` for a "state_block_size" that scans could not end at, or an unknown
+        "state_dtype".
         """
+        state_dtype(config)  # also where no layer has a state that it applies to
         self.block_size = _block_size(config)
         self.layers = [RecurrentLayer(f"{prefix}.{index}", self) for index in range(len(layers))]
         self.step: RecurrentStep | None = None

@@ -85,6 +85,11 @@ def test_prompts_of_thousands_of_tokens(tmp_path: Path, drained: Drained) -> Non
         assert_exact(output.outputs[0], recomputed_reference(model, prompt, 4), f"{len(prompt)} tokens")
 
 
+def test_an_unknown_dtype_is_refused_whatever_layers_there_are(tiny) -> None:
+    with pytest.raises(UnsupportedModelError, match="state_dtype='int8' is not one of float32"):
+        LLM(tiny("lfm2").directory, device="cpu", model_options={"state_dtype": "int8"})
+
+
 def test_an_unknown_mixer_is_refused(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(MIXERS, "Lfm2ShortConv")
     with pytest.raises(
