@@ -12,7 +12,7 @@ from core_runner.async_output import AsyncOutput
 from core_runner.block_tables import BlockTables
 from core_runner.cache_sizes import choose_num_blocks
 from core_runner.config import RunnerConfig
-from core_runner.errors import SchedulerOutputError
+from core_runner.errors import ConfigError, SchedulerOutputError
 from core_runner.graphs import CudaRecorder, StepGraphs
 from core_runner.input_batch import InputPreparer
 from core_runner.loader import Progress, load_model_state, use_graphs
@@ -227,7 +227,16 @@ class ModelRunner:
             used = self.launcher.peak_bytes(max_num_logits, config.prompt_logprobs_bytes)
             free_bytes = int(total * config.gpu_memory_utilization) - used
         num_blocks = choose_num_blocks(config, groups, self.max_model_len, free_bytes)
-        caches = {g.name: g.allocate(n, self.device) for g, n in zip(groups, num_blocks, strict=True)}
+        try:
+            caches = {g.name: g.allocate(n, self.device) for g, n in zip(groups, num_blocks, strict=True)}
+        except RuntimeError as error:  # a GPU that is full, and on a CPU nothing more special
+            sizes = ", ".join(
+                f"{n} blocks of {g.block_bytes} bytes" for g, n in zip(groups, num_blocks, strict=True)
+            )
+            raise ConfigError(
+                f"caches of {sizes} could not be allocated ({error}); lower num_blocks, block_size or "
+                "gpu_memory_utilization"
+            ) from error
         self.hooks.init_caches(caches)
         return num_blocks, caches
 

@@ -83,9 +83,15 @@ class CrossAttention(Component):
         entry_bytes = len(projections) * values_of_layer * config.dtype.itemsize
         num_entries = _option(config, "encoder_entries") or _choose_num_entries(config, entry_bytes)
         logger.info("encoder outputs: %d entries of %.1f MiB", num_entries, entry_bytes / 2**20)
-        self.pool = EntryPool(num_entries, self._batch_size)
         shape = (2, num_entries + 1, spec.num_kv_heads, encoder.max_positions, spec.head_size)
-        pools = (torch.empty(shape, dtype=config.dtype, device=config.device) for _ in projections)
+        try:
+            pools = [torch.empty(shape, dtype=config.dtype, device=config.device) for _ in projections]
+        except RuntimeError as error:  # a GPU that is full, and on a CPU nothing more special
+            raise CapabilityError(
+                f"{num_entries} encoder outputs of {entry_bytes / 2**20:.1f} MiB could not be allocated; "
+                "lower model_options={'encoder_entries': ...}"
+            ) from error
+        self.pool = EntryPool(num_entries, self._batch_size)
         self.layers = [CrossAttentionLayer(self, keys, values) for keys, values in pools]
         self.runs = EncoderRuns(encoder, self.layers, projections, config.device)
         # Row 0: entry of each slot; row 1: positions of it. The null slot looks at none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core_runner import RunnerConfig
+from core_runner import ModelRunner, RunnerConfig
 from core_runner.cache_sizes import choose_num_blocks
 from core_runner.errors import ConfigError
 from model_states import CacheGroup, CacheTensor
@@ -60,3 +60,10 @@ def test_configured_numbers_and_no_groups() -> None:
 def test_less_than_a_block_is_an_error(window: int | None) -> None:
     with pytest.raises(ConfigError, match="less than one block"):
         choose_num_blocks(CONFIG, [group("a", 16, 1000, window)], 100, 1999)
+
+
+def test_caches_that_no_memory_holds_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"caches of 1099511627776 blocks of .* lower num_blocks, block_size"
+    ):
+        ModelRunner(RunnerConfig(device="cpu", max_num_reqs=1, num_blocks=1 << 40))

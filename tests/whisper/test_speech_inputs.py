@@ -26,7 +26,7 @@ from support.reference import assert_exact
 
 from core_runner import LLM, SamplingParams
 from core_runner.errors import RequestError
-from model_states import CheckpointError
+from model_states import CapabilityError, CheckpointError
 from model_states.loading import load_checkpoint_config
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
@@ -103,6 +103,11 @@ def test_bad_inputs_are_refused_by_name(speech_llm: MakeLLM) -> None:
     assert encoder_runs(llm) == runs, "nothing has started"
     good, bad = llm.generate([ask(0, [3]), [3, 4]], GREEDY, on_bad_prompt="return")
     assert (good.outputs[0].finish_reason, bad.outputs[0].finish_reason) == ("length", "error")
+
+
+def test_more_entries_than_memory_holds_are_refused(speech: SpeechModel) -> None:
+    with pytest.raises(CapabilityError, match=r"1099511627776 encoder outputs of .* lower model_options"):
+        LLM(speech.directory, **OPTIONS, model_options={"encoder_entries": 1 << 40})
 
 
 @pytest.mark.parametrize("style", ["processor_config.json", "preprocessor_config.json"])
