@@ -49,6 +49,7 @@ STATE_OPTIONS: Final[Mapping[str, str]] = {
     "state_block_size": "tokens between two saved states, which is what prefix hits are a multiple of",
 }
 DEFAULT_BLOCK_SIZE: Final = 256
+_LARGEST_BLOCK: Final = 1 << 24  # positions are int32
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -280,9 +281,10 @@ def _block_size(config: ModelConfig) -> int:
     wanted = config.options.get("state_block_size")
     if wanted is None:
         return math.lcm(DEFAULT_BLOCK_SIZE, config.block_size)
-    is_usable = isinstance(wanted, int) and wanted >= 1
+    is_usable = isinstance(wanted, int) and 1 <= wanted <= _LARGEST_BLOCK
     if not is_usable or (wanted % CHUNK_SIZE and (wanted & (wanted - 1) or wanted > CHUNK_SIZE)):
         raise UnsupportedModelError(
             f"state_block_size={wanted!r} must be a power of two up to {CHUNK_SIZE}, or a multiple of {CHUNK_SIZE}"
+            f" up to {_LARGEST_BLOCK}"
         )
     return int(wanted)

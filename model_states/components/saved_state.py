@@ -49,10 +49,18 @@ class SavedState:
 
     @classmethod
     def load(cls, path: str | Path) -> SavedState:
-        """Read what `save` wrote."""
+        """Read what `save` wrote. Raises `ValueError` for a file of something else."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        tensors = load_file(path)
+        try:
+            tensors = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} is no safetensors file ({error}); give one that `save` wrote"
+            ) from error
+        if _TOKENS not in tensors:
+            raise ValueError(f"{path} holds no saved state; give a file that `save` wrote")
         return cls(tensors.pop(_TOKENS).tolist(), tensors)
 
 

@@ -53,6 +53,7 @@ def test_state_blocks_follow_the_attention_blocks(tiny, drained: Drained) -> Non
         ({"state_dtype": "int8"}, UnsupportedModelError, "state_dtype='int8' is not one of float32"),
         ({"state_block_size": 48}, UnsupportedModelError, "power of two up to 64, or a multiple of 64"),
         ({"state_block_size": "64"}, UnsupportedModelError, "state_block_size='64' must be"),
+        ({"state_block_size": 64 * 10**9}, UnsupportedModelError, "or a multiple of 64 up to 16777216"),
         ({"block": 3}, ConfigError, "no option of model state 'mamba'; it has state_dtype, state_block_size"),
     ],
 )

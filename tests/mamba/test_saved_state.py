@@ -123,3 +123,12 @@ def test_models_that_keep_more_refuse(tiny, drained: Drained, request) -> None:
     llm = _llm(drained, tiny("bamba"))
     with pytest.raises(RequestError, match="attention layers need keys and values"):
         llm.generate([{"prompt_token_ids": PROMPT, "model_inputs": {"keep_state": StateKeeper()}}], GREEDY)
+
+
+def test_files_of_something_else_are_refused(tiny, tmp_path: Path) -> None:
+    garbage = tmp_path / "state.safetensors"
+    garbage.write_bytes(b"hello")
+    with pytest.raises(ValueError, match=r"state\.safetensors is no safetensors file"):
+        SavedState.load(garbage)
+    with pytest.raises(ValueError, match="holds no saved state"):
+        SavedState.load(f"{tiny('mamba2').directory}/model.safetensors")
