@@ -18,7 +18,7 @@ class HitWatch:
 
     def __init__(self, alignment: int) -> None:
         self._alignment = alignment
-        self._leads: set[bytes] = set()
+        self._leads: set[tuple[bytes, str, tuple[tuple[str, bytes], ...]]] = set()
         self._num_repeats = self._longest = 0
         self._is_done = False
 
@@ -29,7 +29,11 @@ class HitWatch:
         if num_cached:
             self._is_done, self._leads = True, set()
             return
-        lead = request.prompt_token_ids[:_LEAD].tobytes()
+        if request.prompt_len < _LEAD or (request.model_inputs and not request.input_keys):
+            return
+        # Only what may share blocks can repeat: equal salts, and model inputs of equal content.
+        inputs = tuple(sorted(request.input_keys.items()))
+        lead = (request.prompt_token_ids[:_LEAD].tobytes(), request.cache_salt, inputs)
         if lead in self._leads:
             self._num_repeats += 1
             self._longest = max(self._longest, request.prompt_len)

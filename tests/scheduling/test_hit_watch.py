@@ -42,3 +42,16 @@ def test_prompts_that_differ_are_no_reason(caplog: pytest.LogCaptureFixture) -> 
     for first in range(200):
         _note(watch, 1, first=first)
     assert not caplog.records
+
+
+def test_short_prompts_and_other_inputs_are_no_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """Transcriptions have a few equal tokens each, and audio of their own."""
+    watch = HitWatch(16)
+    for index in range(200):
+        watch.note(Request(f"a{index}", [3] * 4, SamplingParams()), 0)
+        keys = {"audio": b"%d" % index}
+        watch.note(Request(f"b{index}", [3] * 40, SamplingParams(), input_keys=keys), 0)
+        inputs = {"recurrent_state": None}  # named by nobody, so that its blocks are shared with nobody
+        watch.note(Request(f"d{index}", [5] * 40, SamplingParams(), model_inputs=inputs), 0)
+        watch.note(Request(f"c{index}", [4] * 40, SamplingParams(cache_salt=f"{index}")), 0)
+    assert not caplog.records
