@@ -105,6 +105,8 @@ class LLM:
 
     def render_chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Prompt]:
         """The token ids of conversations through the tokenizer's chat template, ready for the answer."""
+        if not isinstance(messages, Sequence):
+            raise RequestError(f"messages={messages!r} must be one conversation, or a list of several")
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer = self._require_tokenizer()
         return [tokenizer.apply_chat_template(conversation) for conversation in many]

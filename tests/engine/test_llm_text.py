@@ -11,7 +11,7 @@ import model_states_decoder
 import pytest
 from support.drained import drained_llms
 
-from core_runner import LLM, SamplingParams
+from core_runner import LLM, RequestError, SamplingParams
 
 EMBEDDED = Path(model_states_decoder.__file__).parent / "embedded_model"
 STORY = "Once upon a time"
@@ -64,6 +64,11 @@ def test_defaults_come_from_the_checkpoint(llm: LLM) -> None:
     assert (answer.outputs[0].finish_reason, answer.outputs[0].stop_reason) == ("stop", None)
     both = llm.chat([[{"role": "user", "content": f"What is {a} + 4?"}] for a in (10, 20)])
     assert [output.outputs[0].text for output in both] == ["10 + 4 = 14", "20 + 4 = 24"]
+
+
+def test_messages_that_are_none_are_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="messages=None must be one conversation"):
+        llm.chat(None)  # type: ignore[arg-type]
 
 
 def test_deltas_joined_are_the_text(llm: LLM, story: Any) -> None:
