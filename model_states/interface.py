@@ -113,6 +113,10 @@ class ModelState(Component, ABC):
         """Directory of a model that is shipped inside the plugin's package, or None."""
         return None
 
+    def tasks(self) -> Mapping[str, Any]:
+        """What the model can do beyond completions: name -> task, as `model_states.tasks` describes each name."""
+        return {}
+
     @abstractmethod
     def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
         """Hidden states [num_tokens_padded, hidden_size] of the step; rows past `batch.num_tokens` are
