@@ -48,8 +48,8 @@ class TaskOutput:
     error: str | None = None
 
 
-# Yields requests and programs that it waits for, is sent their results in that order, returns its own. A result is a `TaskOutput` for a
-# request and whatever it returned for a program.
+# Yields requests and programs that it waits for, is sent their results in that order, and returns its own. The result
+# of a request is a `TaskOutput`, that of a program whatever it returned.
 Program = Generator[Sequence[Any], Sequence[Any], Any]
 
 
