@@ -23,6 +23,8 @@ from model_states.config import ModelConfig
 from model_states.kernels.layer_norm import layer_norm
 from model_states.kernels.linear import MAX_ROWS, linear
 
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 class Product:
     """A product of one or several linear modules, whose weights become views of its own, so nothing is kept twice.
@@ -131,11 +133,21 @@ class CrossDecoderLayer:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The stream [num_tokens, hidden_size] after this layer."""
+        return self.run(x, self._self_attention, self._cross_attention)
+
+    def run(
+        self, x: torch.Tensor, attend: Attend, attend_across: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """As a call, with attention of the caller's own, which sees what it likes of the tokens and of encoder outputs.
+
+        attend: query, key and value to what they see. attend_across: query to what it sees. All of these are
+        [num_tokens, num_heads, head_size].
+        """
         stream, size = self._stream, self.spec.head_size
         q, k, v = self._qkv(stream.enter(0, x)).view(len(x), 3, -1, size).unbind(1)
-        x = stream.leave(0, x, self._self_attention(q, k, v).flatten(1))
+        x = stream.leave(0, x, attend(q, k, v).flatten(1))
         q = self._query(stream.enter(1, x)).view(len(x), -1, size)
-        x = stream.leave(1, x, self._cross_attention(q).flatten(1))
+        x = stream.leave(1, x, attend_across(q).flatten(1))
         return stream.leave(2, x, self._activation(self._up(stream.enter(2, x))))
 
 
@@ -167,28 +179,28 @@ class EncoderLayer:
 class CrossDecoder:
     """Decoder layers with their state.
 
-    components: self-attention and cross-attention, for the model state. shift: what the stream lacks behind the last
-    layer.
+    layers: in order. components: self-attention and cross-attention, for the model state. shift: what the stream lacks
+    behind the last layer.
     """
 
     def __init__(
         self, config: ModelConfig, modules: Sequence[Any], encoder: Encoder, *, norm_first: bool
     ) -> None:
         """modules: transformers' layers."""
-        self._layers: list[CrossDecoderLayer] = stack_layers(CrossDecoderLayer, modules, norm_first)
-        specs = [layer.spec for layer in self._layers]
-        projections = [layer.project for layer in self._layers]
+        self.layers: list[CrossDecoderLayer] = stack_layers(CrossDecoderLayer, modules, norm_first)
+        specs = [layer.spec for layer in self.layers]
+        projections = [layer.project for layer in self.layers]
         self.self_attention = PagedAttention(config, specs)
         self.cross_attention = CrossAttention(config, specs[0], encoder, projections)
         self.components = [self.self_attention, self.cross_attention]
         state = (self.self_attention.layers, self.cross_attention.layers)
-        for layer, pages, pool in zip(self._layers, *state, strict=True):
+        for layer, pages, pool in zip(self.layers, *state, strict=True):
             layer.bind(pages, pool)
-        self.shift = self._layers[-1].shift_after
+        self.shift = self.layers[-1].shift_after
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The stream [num_tokens, hidden_size] behind all layers."""
-        for layer in self._layers:
+        for layer in self.layers:
             x = layer(x)
         return x
 

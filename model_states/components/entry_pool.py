@@ -80,8 +80,12 @@ class EntryPool:
 
     def is_filled(self, key: bytes) -> bool:
         """Whether the entry of `key` has its content."""
+        return self.find(key) is not None
+
+    def find(self, key: bytes) -> int | None:
+        """Index of the entry of `key`, if that has its content."""
         entry = self._entries.get(key)
-        return entry is not None and entry.is_filled
+        return entry.index if entry is not None and entry.is_filled else None
 
     def set_filled(self, key: bytes, index: int) -> None:
         """What is launched from now on may read the content of `key`, if that is still what the entry is for."""

@@ -21,7 +21,8 @@ from model_states_whisper.tokens import WhisperTokens
 class WhisperState(ModelState):
     """Prompt tokens are the decoder's; the audio comes as `model_inputs` (see `SpeechEncoder`).
 
-    tokens: the checkpoint's special tokens, which prompts are made of.
+    tokens: the checkpoint's special tokens, which prompts are made of. decoder, norm: the layers, and the norm behind
+    them.
     """
 
     name: ClassVar[str] = "whisper"
@@ -48,10 +49,10 @@ class WhisperState(ModelState):
         self._embedding_scale = float(decoder.embed_scale)
         features = load_feature_config(config.checkpoint)
         self.encoder = SpeechEncoder(model.model.encoder, features, config.dtype, config.device)
-        self._decoder = CrossDecoder(config, decoder.layers, self.encoder, norm_first=True)
-        self._norm = ShiftedNorm(decoder.layer_norm, self._decoder.shift)
-        self.components = self._decoder.components
-        self.cross_attention = self._decoder.cross_attention
+        self.decoder = CrossDecoder(config, decoder.layers, self.encoder, norm_first=True)
+        self.norm = ShiftedNorm(decoder.layer_norm, self.decoder.shift)
+        self.components = self.decoder.components
+        self.cross_attention = self.decoder.cross_attention
         self.tokens = WhisperTokens.load(config.checkpoint)
 
     @classmethod
@@ -68,10 +69,14 @@ class WhisperState(ModelState):
     @torch.inference_mode()
     def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
         """Hidden states [num_tokens_padded, hidden_size] of the batch's flat tokens."""
-        x = self._embedding[batch.input_ids]
+        return self.norm(self.decoder(self.embed(batch.input_ids, batch.positions)))
+
+    def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What the decoder's layers are given of tokens at positions, [n, hidden_size] of two [n]."""
+        x = self._embedding[input_ids]
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
-        return self._norm(self._decoder(x + self._position_embedding[batch.positions]))
+        return x + self._position_embedding[positions]
 
     @torch.inference_mode()
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
