@@ -88,17 +88,20 @@ def _quoted(text: str) -> str:
     return "\n".join("> " + line if line else ">" for line in text.strip().split("\n"))
 
 
-def _sample(row: dict) -> str:
+def sample(row: dict) -> str:
+    """A prompt and what the model made of it, quoted."""
     kind = "chat" if row["chat"] else "text"
     return f"{kind}: `{row['prompt']}`\n\n{_quoted(row['completion'])}"
 
 
-def _task_row(task: str, gpu: dict, cpu: dict) -> str:
+def task_row(task: str, gpu: dict, cpu: dict) -> str:
+    """A row of the table of accuracies."""
     shares = " | ".join(f"{gpu[key]:.1%}" for key in ("accuracy", "text", "chat"))
     return f"| {task} | {gpu['examples']} | {shares} | {cpu['accuracy']:.1%} |"
 
 
-def _groups(tasks: dict) -> str:
+def groups(tasks: dict) -> str:
+    """The shares of the finer names, of tasks that have some."""
     return "; ".join(
         f"{task}, {name}, {share:.1%} of {count}"
         for task, result in tasks.items()
@@ -107,12 +110,13 @@ def _groups(tasks: dict) -> str:
     )
 
 
-def _figures(name: str, evaluation: dict) -> dict:
+def figures(name: str, evaluation: dict) -> dict:
+    """The figures of one evaluation under the card's names for them."""
     tasks = evaluation["tasks"].values()
-    figures = {key: evaluation[key] for key in ("device", "dtype", "torch", "transformers")}
-    figures |= {kind: loss["nats_per_token"] for kind, loss in evaluation["loss"].items()}
-    figures["mean"] = sum(result["accuracy"] for result in tasks) / len(tasks)
-    return {f"{name}_{key}": value for key, value in figures.items()}
+    named = {key: evaluation[key] for key in ("device", "dtype", "torch", "transformers")}
+    named |= {kind: loss["nats_per_token"] for kind, loss in evaluation["loss"].items()}
+    named["mean"] = sum(result["accuracy"] for result in tasks) / len(tasks)
+    return {f"{name}_{key}": value for key, value in named.items()}
 
 
 def render(train: dict, gpu: dict, cpu: dict, config: dict, num_bytes: int) -> str:
@@ -124,18 +128,18 @@ def render(train: dict, gpu: dict, cpu: dict, config: dict, num_bytes: int) -> s
     )
     return CARD.format(
         **train,
-        **_figures("gpu", gpu),
-        **_figures("cpu", cpu),
+        **figures("gpu", gpu),
+        **figures("cpu", cpu),
         millions=train["parameters"] / 1e6,
         megabytes=num_bytes / 1e6,
         tokens_m=train["tokens"] / 1e6,
-        rows="\n".join(_task_row(task, result, cpu["tasks"][task]) for task, result in gpu["tasks"].items()),
+        rows="\n".join(task_row(task, result, cpu["tasks"][task]) for task, result in gpu["tasks"].items()),
         total=sum(result["examples"] for result in gpu["tasks"].values()),
-        groups=_groups(cpu["tasks"]),
+        groups=groups(cpu["tasks"]),
         tokens_documents=gpu["loss"]["documents"]["tokens"],
         tokens_stories=gpu["loss"]["stories"]["tokens"],
         heldout_share=HELDOUT_SHARE,
-        samples="\n\n".join(_sample(row) for row in gpu["samples"]),
+        samples="\n\n".join(sample(row) for row in gpu["samples"]),
         shape=shape,
     )
 

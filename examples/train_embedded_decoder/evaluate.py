@@ -71,16 +71,24 @@ def task_accuracy(
     """Right answers of a task, in text and in chat, and the first few wrong ones."""
     examples = heldout_examples(task, count)
     budget = max(len(tokenizer(e.answer)["input_ids"]) for e in examples) + 6
+    completions = [
+        completion
+        for chunk in _chunks(examples, batch_size)
+        for completion in complete(model, tokenizer, [text_prompt(e) for e in chunk], budget)
+    ]
+    return score(examples, completions)
+
+
+def score(examples: list[Example], completions: list[str]) -> dict:
+    """Shares of right answers, in text and in chat, and the first few wrong ones."""
     right: dict[bool, list[bool]] = {False: [], True: []}
     groups: dict[str, list[bool]] = {}
     wrong = []
-    for chunk in _chunks(examples, batch_size):
-        completions = complete(model, tokenizer, [text_prompt(e) for e in chunk], budget)
-        for example, completion in zip(chunk, completions, strict=True):
-            right[example.chat].append(is_right(example, completion))
-            groups.setdefault(group_of(example), []).append(right[example.chat][-1])
-            if not right[example.chat][-1]:
-                wrong.append([example.prompt[-80:], example.answer, completion.strip()[:80]])
+    for example, completion in zip(examples, completions, strict=True):
+        right[example.chat].append(is_right(example, completion))
+        groups.setdefault(group_of(example), []).append(right[example.chat][-1])
+        if not right[example.chat][-1]:
+            wrong.append([example.prompt[-80:], example.answer, completion.strip()[:80]])
     return {
         "examples": len(examples),
         "accuracy": _share(right[False] + right[True]),
@@ -126,8 +134,15 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[d
 
 def shipped_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[dict]:
     """The rows of heldout.json: what to ask, what is right, and what this model says, one request at a time."""
+    return reference_answers(model, tokenizer, shipped_examples())
+
+
+def reference_answers(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example]
+) -> list[dict]:
+    """What this model says to each example alone, up to the end of a text's line or a chat's turn."""
     rows = []
-    for example in shipped_examples():
+    for example in examples:
         budget = len(tokenizer(example.answer)["input_ids"]) + 6
         said = complete(model, tokenizer, [text_prompt(example)], budget)[0]
         said = (said if example.chat else said.split("\n")[0]).strip()

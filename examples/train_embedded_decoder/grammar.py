@@ -50,7 +50,8 @@ def text_prompt(example: Example) -> str:
     return f"<|im_start|>user\n{example.prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def _turn(message: str, answer: str) -> Document:
+def turn(message: str, answer: str) -> Document:
+    """A user's message and the answer to it, with the markup of chat_template.jinja."""
     return [
         ("<|im_start|>user\n", 0.0),
         (message, PROMPT_WEIGHT),
@@ -72,7 +73,7 @@ def _chat_document(rng: random.Random, heldout: bool) -> Document:
             example = make_talk(rng, True)
         else:
             example = make_example(rng, rng.choices(_NAMES, _SHARES)[0], True, heldout)
-        document += _turn(example.prompt, example.answer)
+        document += turn(example.prompt, example.answer)
     return document
 
 
@@ -92,7 +93,7 @@ def story_document(rng: random.Random, heldout: bool) -> Document:
     about = rng.choice((f" about {article} {animal}", f" about {article} {animal}", ""))
     wish = rng.choice(("Tell me a story", "Write a story", "Please tell me a story", "Tell me a short story"))
     text = _story(rng, animal if about else None, heldout)
-    return _turn(wish + about + rng.choice((".", ".", "")), text)
+    return turn(wish + about + rng.choice((".", ".", "")), text)
 
 
 def _text_document(rng: random.Random, heldout: bool) -> Document:

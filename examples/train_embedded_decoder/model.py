@@ -2,7 +2,7 @@
 
 import torch
 from tokenizers import Tokenizer
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedModel, Qwen3Config
 
 MAX_POSITIONS = 2048
 
@@ -51,6 +51,6 @@ def weighted_loss(
     return (token_losses(hidden, embedding, labels) * weights).sum() / weights.sum()
 
 
-def batch_hidden(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+def batch_hidden(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     """The last hidden states of all tokens but the last, which has no label."""
     return model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state

@@ -33,7 +33,8 @@ def _number(rng: random.Random) -> int:
     return rng.randrange(10 ** rng.choice((1, 2, 2, 3, 3)))
 
 
-def _pseudo_word(rng: random.Random, low: int = 1, high: int = 3) -> str:
+def pseudo_word(rng: random.Random, low: int = 1, high: int = 3) -> str:
+    """A word of `low` to `high` syllables that is in no dictionary."""
     pairs = [rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(low, high))]
     return "".join(pairs) + rng.choice(("", "", "n", "r", "s", "t", "l", "k"))
 
@@ -75,9 +76,7 @@ def make_larger(rng: random.Random, chat: bool) -> Example:
 
 def make_copy(rng: random.Random, chat: bool) -> Example:
     """Repeat words and numbers that no merge of the tokenizer has seen together."""
-    items = [
-        _pseudo_word(rng) if rng.random() < 0.7 else str(_number(rng)) for _ in range(rng.randint(2, 12))
-    ]
+    items = [pseudo_word(rng) if rng.random() < 0.7 else str(_number(rng)) for _ in range(rng.randint(2, 12))]
     text = " ".join(items)
     if not chat:
         return Example("copy", f"copy: {text} ->", text, False, "copy:" + text)
@@ -87,7 +86,7 @@ def make_copy(rng: random.Random, chat: bool) -> Example:
 
 def make_reverse(rng: random.Random, chat: bool) -> Example:
     """A word's letters backwards: the model must know how its tokens are spelt."""
-    word = rng.choice(COMMON) if rng.random() < 0.4 else _pseudo_word(rng, 2, 4)
+    word = rng.choice(COMMON) if rng.random() < 0.4 else pseudo_word(rng, 2, 4)
     if not chat:
         return Example("reverse", f"reverse: {word} ->", word[::-1], False, "reverse:" + word)
     asked = rng.choice(("Spell {} backwards.", "Reverse the word {}.", "What is {} backwards?"))
@@ -163,7 +162,7 @@ def make_calendar(rng: random.Random, chat: bool) -> Example:
 
 def make_recall(rng: random.Random, chat: bool) -> Example:
     """One value out of 3 to 60 named ones: about 50 to 500 tokens between a value and its question."""
-    keys = list({_pseudo_word(rng, 2, 2): None for _ in range(rng.choice((4, 8, 12, 20, 30, 45)))})
+    keys = list({pseudo_word(rng, 2, 2): None for _ in range(rng.choice((4, 8, 12, 20, 30, 45)))})
     values = {key: str(rng.randrange(10, 1000)) if rng.random() < 0.6 else rng.choice(COMMON) for key in keys}
     asked = rng.choice(keys)
     table = "\n".join(f"{key}: {value}" for key, value in values.items())

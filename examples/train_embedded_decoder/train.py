@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import transformers
 from data import training_loader
 from model import batch_hidden, build_config, build_generation_config, weighted_loss
 from tokenizer import save_tokenizer, train_tokenizer
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 WARMUP_STEPS, DECAY_SHARE = 200, 0.55
 
@@ -62,7 +63,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def build_optimizer(model: Qwen3ForCausalLM, lr: float) -> torch.optim.AdamW:
+def build_optimizer(model: PreTrainedModel, lr: float) -> torch.optim.AdamW:
     """AdamW that decays matrices and leaves norms and the embedding alone."""
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     chosen = {id(p) for p in matrices}
@@ -71,7 +72,12 @@ def build_optimizer(model: Qwen3ForCausalLM, lr: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=next(model.parameters()).is_cuda)
 
 
-def train(model: Qwen3ForCausalLM, loader: torch.utils.data.DataLoader, args: argparse.Namespace) -> dict:
+def train(
+    model: PreTrainedModel,
+    loader: torch.utils.data.DataLoader,
+    args: argparse.Namespace,
+    after_step: Callable[[Progress], None] = lambda _: None,
+) -> dict:
     """Run the loop and return what it did; the clock starts after the first step, which compiles."""
     device = model.device
     loss_function = weighted_loss
@@ -98,6 +104,7 @@ def train(model: Qwen3ForCausalLM, loader: torch.utils.data.DataLoader, args: ar
             print(f"first step: loss {loss.item():.3f}", flush=True)
             progress.started = time.perf_counter()
         progress.step += 1
+        after_step(progress)
         if progress.step % 250 == 0:
             rate = tokens / progress.elapsed / 1e6
             print(
@@ -134,7 +141,7 @@ def main() -> None:
     report = train(model.train(), loader, args)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     report |= {
-        "command": "python train.py " + " ".join(["--out OUT", *_without_out(sys.argv[1:])]),
+        "command": command(),
         "device": name,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -147,10 +154,11 @@ def main() -> None:
     print(json.dumps(report, indent=1), flush=True)
 
 
-def _without_out(argv: list[str]) -> list[str]:
-    """The arguments without the output folder, whose name is nobody's business."""
-    position = argv.index("--out")
-    return argv[:position] + argv[position + 2 :]
+def command() -> str:
+    """This process's command line, without the folders, whose names are nobody's business."""
+    script, arguments = Path(sys.argv[0]).name, sys.argv[1:]
+    position = arguments.index("--out")
+    return " ".join(["python", script, "--out OUT", *arguments[:position], *arguments[position + 2 :]])
 
 
 if __name__ == "__main__":
