@@ -42,10 +42,10 @@ class WhisperState(ModelState):
         decoder = model.model.decoder
         self.vocab_size = len(model.proj_out.weight)
         self._head = pad_rows(model.proj_out.weight)
-        self._embedding = decoder.embed_tokens.weight
+        self._embedding: torch.Tensor = decoder.embed_tokens.weight
         if self._embedding is model.proj_out.weight:
             self._embedding = self._head[: self.vocab_size]
-        self._position_embedding = decoder.embed_positions.weight
+        self._position_embedding: torch.Tensor = decoder.embed_positions.weight
         self._embedding_scale = float(decoder.embed_scale)
         features = load_feature_config(config.checkpoint)
         self.encoder = SpeechEncoder(model.model.encoder, features, config.dtype, config.device)
