@@ -19,7 +19,7 @@ def explain_nothing_left(
     vocab_size: None while it is not known, as are the model's end ids then. Only what is certain counts: of the bad
     words, single tokens.
     """
-    if params.allowed_token_ids is None and not (params.bad_words or params.logit_bias or params.min_tokens):
+    if not _limits_ids(params):
         return None
     bans = [(text, ids) for text, ids in _bans(params, eos_token_ids) if ids]
     if params.allowed_token_ids is not None:
@@ -39,10 +39,19 @@ def explain_nothing_left(
     )
 
 
+def _limits_ids(params: SamplingParams) -> bool:
+    """Whether any option could forbid an id, or name one that there is not."""
+    if params.allowed_token_ids is not None:
+        return True
+    return bool(params.bad_words or params.logit_bias or params.min_tokens)
+
+
 def explain_contradiction(
     params: SamplingParams, vocab_size: int | None, eos_token_ids: Collection[int]
 ) -> str | None:
     """Why these parameters cannot be served by a model with these ids, as an error message; None if they can."""
+    if not _limits_ids(params):
+        return None
     text = next((word for word in params.bad_words if isinstance(word, str)), None)
     if text is not None:
         return f"bad_words holds the text {text!r}, which only a tokenizer can turn into ids; give token sequences"

@@ -58,22 +58,23 @@ class Engine:
         return self.scheduler.has_unfinished or bool(self._in_flight)
 
     def validate(self, request: Request) -> None:
-        """Raise the `RequestError` with which a request can never be served."""
+        """Raise the `RequestError` with which a request can never be served; `add_request` will not look again."""
         self.scheduler.validate(request)
         self._name_inputs(request)
-        if request.sampling_params.structured_output is not None:
+        if request.sampling_params.structured_output is not None and request.constraint is None:
             try:
                 self._require_grammars().check(request.sampling_params)
             except RequestError as error:
                 raise RequestError(f"request {request.req_id!r}: {error}") from error
+        request.approved_by = self.scheduler
 
     def add_request(self, request: Request) -> None:
         """Queue a request; raises `RequestError` and changes nothing when it cannot be served."""
+        if request.approved_by is not self.scheduler:
+            self.validate(request)
         structured = request.sampling_params.structured_output
         if structured is not None and request.constraint is None:
-            self.validate(request)
             request.constraint = self._require_grammars().constrain(structured)
-        self._name_inputs(request)
         self.scheduler.add_request(request)
 
     def abort(self, req_id: str) -> bool:
@@ -127,7 +128,7 @@ class Engine:
             except ValueError as error:
                 raise RequestError(f"request {request.req_id!r}: {error}") from error
         state = self.runner.model_state
-        if request.num_restored_tokens and "restore" not in state.capabilities:
+        if request.model_inputs and request.num_restored_tokens and "restore" not in state.capabilities:
             raise RequestError(
                 f"request {request.req_id!r} brings the state after its first {request.num_restored_tokens} tokens, "
                 f"which model state {state.name!r} cannot take over; give the tokens alone"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -78,6 +79,7 @@ class Request:
     stop_token_ids: ids that end the request; the scheduler adds the model's end ids at admission.
     arrival: order of arrival. rank: (priority or 0, arrival), smaller runs earlier. The scheduler sets both.
     max_total_len: most tokens of prompt and output together, set by the scheduler.
+    approved_by: the scheduler that has found that it can serve the request, so that nobody looks again.
     num_cached_tokens: prefix hit of the first admission; -1 before it.
     num_in_flight: samples that were scheduled and are not known yet. It is kept here while the request is
         not running; for a running one the scheduler counts by slot.
@@ -108,6 +110,7 @@ class Request:
     arrival: int = field(default=-1, init=False)
     rank: tuple[int, int] = field(default=(0, -1), init=False)
     max_total_len: int = field(default=0, init=False)
+    approved_by: object = field(default=None, init=False, repr=False)
     num_cached_tokens: int = field(default=-1, init=False)
     num_preemptions: int = field(default=0, init=False)
     num_in_flight: int = field(default=0, init=False)
@@ -185,20 +188,37 @@ class Request:
 
 
 def _as_token_array(req_id: str, token_ids: Sequence[int] | npt.NDArray[Any]) -> IntArray:
+    """The ids as int32 [n]; raises `RequestError` for what is no flat sequence of such."""
+    plain = _from_list(token_ids) if type(token_ids) is list else None
+    return _checked_array(req_id, token_ids) if plain is None else plain
+
+
+def _from_list(token_ids: list[int]) -> IntArray | None:
+    """The ids of an ordinary list, in half the time; None for one that has to be looked at."""
     try:
-        array = np.asarray(token_ids if len(token_ids) else np.zeros(0, np.int32))
+        ids = np.frombuffer(array("i", token_ids), np.int32)
+    except (TypeError, OverflowError, ValueError):
+        return None
+    # As unsigned numbers negative ones are the largest. Truth values would pass for 0 and 1.
+    largest = int(np.maximum.reduce(ids.view(np.uint32), initial=0))
+    return ids if 1 < largest < 2**31 else None
+
+
+def _checked_array(req_id: str, token_ids: Sequence[int] | npt.NDArray[Any]) -> IntArray:
+    try:
+        ids = np.asarray(token_ids if len(token_ids) else np.zeros(0, np.int32))
     except (TypeError, ValueError) as error:  # None, a number, or rows of unequal lengths
         raise RequestError(
             f"request {req_id!r}: prompt_token_ids={token_ids!r} must be a flat sequence of integers"
         ) from error
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError(
-            f"request {req_id!r}: prompt_token_ids must be a flat sequence of integers, not {array.dtype} "
-            f"of shape {list(array.shape)}"
+            f"request {req_id!r}: prompt_token_ids must be a flat sequence of integers, not {ids.dtype} "
+            f"of shape {list(ids.shape)}"
         )
-    if array.size:
-        least, most = int(np.minimum.reduce(array)), int(np.maximum.reduce(array))
+    if ids.size:
+        least, most = int(np.minimum.reduce(ids)), int(np.maximum.reduce(ids))
         if least < 0 or most >= 2**31:
             bad = least if least < 0 else most
             raise RequestError(f"request {req_id!r}: prompt token id {bad} is outside [0, 2**31)")
-    return np.ascontiguousarray(array, dtype=np.int32)
+    return np.ascontiguousarray(ids, dtype=np.int32)

@@ -52,11 +52,7 @@ class AdmissionRules:
         return limit
 
     def _check_prompt(self, name: str, request: Request) -> None:
-        prompt_len, limit, vocab_size = (
-            request.prompt_len,
-            self._config.max_model_len,
-            self._config.vocab_size,
-        )
+        prompt_len, limit = request.prompt_len, self._config.max_model_len
         if prompt_len == 0:
             raise RequestError(f"{name}: the prompt is empty; give at least one token")
         if prompt_len + 1 > limit:
@@ -64,7 +60,7 @@ class AdmissionRules:
                 f"{name}: a prompt of {prompt_len} tokens and one output exceed max_model_len={limit}; "
                 "shorten the prompt or raise max_model_len"
             )
-        largest = int(np.maximum.reduce(request.prompt_token_ids))
+        largest, vocab_size = int(np.maximum.reduce(request.prompt_token_ids)), self._config.vocab_size
         if vocab_size is not None and largest >= vocab_size:
             raise RequestError(
                 f"{name}: prompt token id {largest} is outside the vocabulary of {vocab_size} ids"
@@ -77,21 +73,23 @@ class AdmissionRules:
         return self._cache.max_tokens_alone(limit - 1) + 1
 
     def _check_room(self, name: str, prompt_len: int, limit: int) -> None:
+        budget, shortage = self._config.max_num_batched_tokens, self._cache.find_shortage(limit - 1)
+        exceeds_step = not self._config.enable_chunked_prefill and limit - 1 > budget
+        if shortage is None and not exceeds_step:
+            return
         sizes = f"{name}: {prompt_len} prompt and {limit - prompt_len} output tokens"
-        budget = self._config.max_num_batched_tokens
-        if not self._config.enable_chunked_prefill and limit - 1 > budget:
+        if exceeds_step:
             # After a preemption all of them may have to be computed again in one step.
             raise RequestError(
                 f"{sizes} exceed max_num_batched_tokens={budget}, and this model cannot prefill in chunks; "
                 "lower max_tokens or raise max_num_batched_tokens"
             )
-        shortage = self._cache.find_shortage(limit - 1)
-        if shortage is not None:
-            group, needed, usable = shortage
-            raise RequestError(
-                f"{sizes} need {needed} blocks of cache group {group}, which has {usable}; "
-                "lower max_tokens or raise num_blocks"
-            )
+        assert shortage is not None, "one of the two is there"
+        group, needed, usable = shortage
+        raise RequestError(
+            f"{sizes} need {needed} blocks of cache group {group}, which has {usable}; "
+            "lower max_tokens or raise num_blocks"
+        )
 
 
 class Admission:

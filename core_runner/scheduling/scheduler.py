@@ -77,9 +77,11 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` or `QueueFullError` before anything changes."""
-        max_total_len = self.validate(request)
+        if request.approved_by is self:
+            self._check_new(request)
+        else:
+            self.validate(request)
         self._queue.check_room(request.req_id)
-        request.max_total_len = max_total_len
         request.arrival = self._num_arrivals
         request.rank = (request.priority if self.config.policy == "priority" else 0, request.arrival)
         if not request.sampling_params.ignore_eos:
@@ -89,18 +91,26 @@ class Scheduler:
         self._cache.join_group(request)
         self._queue.push(request)
 
-    def validate(self, request: Request) -> int:
-        """Raise the `RequestError` with which a request can never be served; else its longest total length."""
+    def validate(self, request: Request) -> None:
+        """Set the request's longest total length, or raise the `RequestError` with which it can never be served."""
+        self._check_new(request)
+        request.max_total_len = self._rules.max_total_len(request)
+
+    def _check_new(self, request: Request) -> None:
         if request.arrival >= 0 or request.req_id in self._requests:
             raise RequestError(
                 f"request {request.req_id!r} was added before; give each request its own object and id"
             )
-        return self._rules.max_total_len(request)
 
     @property
     def has_room(self) -> bool:
         """Whether the waiting queue takes one more request."""
         return self._queue.has_room
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the waiting queue."""
+        return len(self._queue)
 
     def abort(self, req_id: str) -> bool:
         """End a request now, wherever it stands. False if there is no such request (it may have ended)."""
