@@ -27,6 +27,8 @@ _T = TypeVar("_T")
 _LEAST_MIXED_ROWS = 16
 _LEAST_TOKENS_STEP = 16
 _LARGE_STEP = 2048  # from here on the device's time for padding counts more than a graph's reuse
+# Attention is cut for the longest query: a large step of short prompts is faster if it may count on them.
+_LONGEST_QUERIES = (256, 2048)
 
 
 class StepShape(NamedTuple):
@@ -145,7 +147,14 @@ class StepGraphs:
         num_tokens = _round_up(step.total_num_tokens)
         num_rows = max(1 << (step.num_reqs - 1).bit_length(), _LEAST_MIXED_ROWS)
         num_tokens = min(num_tokens, self.max_num_tokens)
-        return StepShape(num_tokens, min(num_rows, self._max_num_reqs), num_tokens)
+        longest = _longest_query(num_tokens, int(step.num_scheduled_tokens.max()))
+        return StepShape(num_tokens, min(num_rows, self._max_num_reqs), longest)
+
+    def full_shapes(self) -> list[StepShape]:
+        """Shapes of the largest steps: one for each bound of the longest query, and one as small as a decode step."""
+        most, rows = self.max_num_tokens, self._max_num_reqs
+        longest = {_longest_query(most, bound) for bound in (*_LONGEST_QUERIES, most)}
+        return [StepShape(rows, rows, rows), *(StepShape(most, rows, bound) for bound in sorted(longest))]
 
     def decode_shape(self, num_reqs: int) -> StepShape:
         """Sizes of a step in which each of `num_reqs` rows has one token."""
@@ -197,6 +206,12 @@ class StepGraphs:
         seconds, num_bytes = time.perf_counter() - started, max(free_bytes - recorder.free_bytes(), 0)
         self._graphs[key] = RecordedGraph(*key, seconds, num_bytes, replay)
         logger.debug("recorded a %s graph of %s in %.0f ms", key[0], key[1], seconds * 1000)
+
+
+def _longest_query(num_tokens: int, longest: int) -> int:
+    """The bound that a step of so many tokens is recorded with, where its longest row has `longest`."""
+    bounds = (bound for bound in _LONGEST_QUERIES if num_tokens > _LARGE_STEP and longest <= bound)
+    return next(bounds, num_tokens)
 
 
 def _round_up(num_tokens: int) -> int:

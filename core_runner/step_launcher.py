@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 
 import torch
 
@@ -82,15 +81,17 @@ class StepLauncher:
         """Have the kernels of steps of several sizes compiled side by side; whatever the steps write is garbage."""
         if self._graph_sampler is None or not self._records_hooks:
             return
-        graphs, rows = self._graphs, self._graphs.decode_rows
+        graphs = self._graphs
         # Few rows go through kernels that are cut for their number; a prefill's cut depends on its longest query.
-        shapes = {graphs.decode_shape(num_rows) for num_rows in rows}
-        shapes |= {StepShape(tokens, rows[-1], tokens) for tokens in (rows[-1], graphs.max_num_tokens)}
+        shapes = [*map(graphs.decode_shape, graphs.decode_rows), *graphs.full_shapes()]
         with compiling_ahead():
-            for shape, variant in product(shapes, self._graph_sampler.graph_variants):
+            for shape in shapes:
                 batch = self._padding(shape)
-                batch.sampling_variant = variant
-                self._whole_step(batch)
+                hidden_states = self._forward(batch, None)
+                for variant in self._graph_sampler.graph_variants:
+                    batch.sampling_variant = variant
+                    sampled = self.sample(batch, hidden_states, len(batch.logits_indices))
+                    self.post_update(batch, sampled)
 
     @torch.inference_mode()
     def record_decode_graphs(self, progress: Progress | None) -> None:

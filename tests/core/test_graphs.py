@@ -36,6 +36,33 @@ def test_every_step_fits_its_shape(max_num_reqs: int, max_num_tokens: int) -> No
             assert (shape.max_query_len == 1) == (extra == 0)
 
 
+@pytest.mark.parametrize(
+    ("counts", "longest"),
+    [
+        ([128] * 64, 256),
+        ([256] * 16, 256),
+        ([257, 3000], 3328),
+        ([512] * 16, 2048),
+        ([2048, 1000], 2048),
+        ([2049, 1], 2176),
+        ([128] * 16, 2048),  # no large step
+        ([8192], 8192),
+    ],
+)
+def test_large_steps_of_short_prompts_say_so(counts: list[int], longest: int) -> None:
+    shape = make().shape(step(*counts))
+    assert shape is not None
+    assert shape.max_query_len == longest
+
+
+def test_full_shapes_are_those_of_full_steps() -> None:
+    graphs = make()
+    full = {graphs.shape(step(*counts)) for counts in ([32] * 256, [512] * 16 + [1] * 240, [8192])}
+    same_rows = {StepShape(shape.num_tokens, 256, shape.max_query_len) for shape in full if shape is not None}
+    assert same_rows | {StepShape(256, 256, 256)} == set(graphs.full_shapes())
+    assert make(4, 64).full_shapes() == [StepShape(4, 4, 4), StepShape(64, 4, 64)]
+
+
 def test_padding_is_bounded() -> None:
     graphs = make()
     for num_tokens in range(129, 8193):
