@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from core_runner.config import RunnerConfig
     from core_runner.engine import Engine
     from core_runner.errors import (
+        AudioError,
         ConfigError,
         CoreRunnerError,
         QueueFullError,
@@ -37,7 +38,14 @@ _EXPORTS = {
     "completions": ["completion_seed"],
     "config": ["RunnerConfig"],
     "engine": ["Engine"],
-    "errors": ["ConfigError", "CoreRunnerError", "QueueFullError", "RequestError", "SchedulerOutputError"],
+    "errors": [
+        "AudioError",
+        "ConfigError",
+        "CoreRunnerError",
+        "QueueFullError",
+        "RequestError",
+        "SchedulerOutputError",
+    ],
     "llm": ["LLM"],
     "outputs": ["CompletionOutput", "EngineStats", "Logprob", "RequestOutput", "TextDelta"],
     "runner": ["ModelRunner"],
@@ -56,6 +64,7 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "LLM",
+    "AudioError",
     "BlockUpdate",
     "CompletionOutput",
     "ConfigError",

@@ -3,6 +3,7 @@
 CoreRunnerError
 ├── ConfigError            a value of the runner's configuration
 ├── RequestError           a request that cannot be admitted
+│   ├── AudioError         audio that cannot be read; names the file
 │   └── QueueFullError     the bounded waiting queue is full
 └── SchedulerOutputError   a step description that breaks the runner's rules
 """
@@ -18,6 +19,10 @@ class ConfigError(CoreRunnerError):
 
 class RequestError(CoreRunnerError):
     """A request that is refused at admission; no other request is disturbed."""
+
+
+class AudioError(RequestError):
+    """Audio that cannot be read or holds nothing; the message names the file and says why."""
 
 
 class QueueFullError(RequestError):

@@ -1,0 +1,119 @@
+"""Any other audio, through PyAV, whose wheels have FFmpeg inside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import IO, Any, Final
+
+from core_runner.audio.buffer import Decoded, SampleBuffer
+from core_runner.audio.convert import Converter
+from core_runner.errors import AudioError
+
+_READ_BYTES: Final = 1 << 18
+_LEAST_GAP_S: Final = 0.1  # less is rounding of timestamps, or a lost packet that nobody hears
+_LONGEST_GAP_S: Final = 600.0  # where the file does not say how long it is
+# Demuxers that estimate the duration from the first frames, which says nothing of what is missing.
+_GUESS_DURATION: Final = frozenset({"aac", "ac3", "eac3", "dts", "mpegts"})
+
+
+def decode(file: IO[bytes], name: str, sampling_rate: int) -> Decoded:
+    """The default audio stream of `file`, mono at `sampling_rate` samples a second.
+
+    What is damaged is left out, and gaps are filled with silence, so that what follows keeps its time. Raises
+    `AudioError` where nothing can be decoded.
+    """
+    import av
+
+    # FFmpeg sees no name, which it might take for an address, but the suffix, by which it knows a few formats.
+    suffix = os.path.splitext(name)[1][:8]
+    reader = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell, name=f"audio{suffix}")
+    # Other files, which a playlist might name, are not read.
+    options = {"protocol_whitelist": "none"}
+    try:
+        with av.open(
+            reader, metadata_errors="replace", options=options, buffer_size=_READ_BYTES
+        ) as container:
+            stream = _audio_stream(container, name)
+            buffer = SampleBuffer(name, sampling_rate, (container.duration or 0) / 1e6)
+            return _decode_stream(container, stream, buffer)
+    except av.error.FFmpegError as error:
+        raise AudioError(f"{name}: is no audio that can be read ({error.strerror})") from error
+
+
+def _audio_stream(container: Any, name: str) -> Any:
+    """The stream that players choose."""
+    stream = container.streams.best("audio")
+    if stream is None:
+        kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "no streams"
+        raise AudioError(f"{name}: has no audio ({kinds} only)")
+    # One thread for each file: many files are decoded at once.
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+def _decode_stream(container: Any, stream: Any, buffer: SampleBuffer) -> Decoded:
+    duration_s = (container.duration or 0) / 1e6
+    frames, timeline = _Frames(container, stream), _Timeline(container, duration_s)
+    converter = Converter(buffer)
+    for frame in frames:
+        gap_s = timeline.gap_before(frame)
+        if gap_s > 0.0:
+            converter.flush()
+            buffer.append_silence(gap_s)
+        converter.feed(frame)
+    converter.flush()
+    if container.format.name not in _GUESS_DURATION and buffer.seconds < 0.98 * duration_s - 0.5:
+        frames.problems.append(f"{buffer.seconds:.2f} s of {duration_s:.2f} s could be decoded")
+    return buffer.finish("; ".join(frames.problems) or None)
+
+
+class _Frames:
+    """Decoded frames of one stream; problems: what could not be decoded, complete when they have been iterated."""
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self._container, self._stream = container, stream
+        self.problems: list[str] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        from av.error import FFmpegError
+
+        num_bad, reason = 0, ""
+        for packet in self._packets(FFmpegError):
+            try:
+                yield from packet.decode()
+            except FFmpegError as error:
+                num_bad, reason = num_bad + 1, str(error.strerror)
+        if num_bad:
+            self.problems.insert(0, f"{num_bad} damaged parts left out: {reason}")
+
+    def _packets(self, error_type: type[Exception]) -> Iterator[Any]:
+        try:
+            yield from self._container.demux(self._stream)
+        except error_type as error:
+            self.problems.append(f"reading ends early: {error}")
+
+
+class _Timeline:
+    """Where each frame belongs, in seconds from the beginning of the file, by the timestamps that it has."""
+
+    def __init__(self, container: Any, duration_s: float) -> None:
+        self._origin_s = None if container.start_time is None else container.start_time / 1e6
+        self._duration_s = duration_s
+        self._end_s = 0.0  # of the frames so far
+
+    def gap_before(self, frame: Any) -> float:
+        """Seconds of silence that belong before the frame."""
+        gap_s = 0.0
+        start_s = frame.time
+        if start_s is not None:
+            if self._origin_s is None:
+                self._origin_s = start_s
+            gap_s = start_s - self._origin_s - self._end_s
+        # A timestamp that lies beyond the end is damage too, and no reason to hold a day of silence.
+        longest_s = self._duration_s - self._end_s if self._duration_s else _LONGEST_GAP_S
+        if not _LEAST_GAP_S < gap_s <= longest_s:
+            gap_s = 0.0
+        self._end_s += gap_s + frame.samples / frame.sample_rate
+        return gap_s
