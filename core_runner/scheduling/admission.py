@@ -132,8 +132,9 @@ class Admission:
         running requests held some, and when they end there are more.
         """
         arrival, num_free = self._blocked
-        pairs = zip(self._cache.num_free_blocks, num_free, strict=False)
-        return arrival == request.arrival and all(now <= then for now, then in pairs)
+        if arrival != request.arrival:
+            return False
+        return all(now <= then for now, then in zip(self._cache.num_free_blocks, num_free, strict=True))
 
     def _admit_first(self, request: Request, budget: int) -> tuple[NewRequest | None, int]:
         """Admit the queue's first request with a first chunk, or leave it there: (None, 0)."""

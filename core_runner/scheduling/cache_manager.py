@@ -110,7 +110,7 @@ class CacheManager:
         A hit block that is free now leaves the free list as a new one does; only shared ones cost nothing.
         """
         for group, hit_ids in zip(self.groups, hit.block_ids, strict=True):
-            num_shared = sum(group.pool.is_held(block) for block in hit_ids)
+            num_shared = sum(map(group.pool.is_held, hit_ids))
             needed = group.peak_blocks(num_tokens, self._max_chunk) - num_shared
             if needed + headroom > group.pool.num_free:
                 return False
@@ -118,12 +118,12 @@ class CacheManager:
 
     def admit(self, slot: int, request: Request, hit: PrefixHit, num_tokens: int) -> None:
         """Give a free slot the hit's blocks and new ones for its first `num_tokens` tokens."""
-        cacheable = self.is_cacheable(request)
+        cacheable, covered = self.is_cacheable(request), _ENDLESS
         for group, hit_ids in zip(self.groups, hit.block_ids, strict=True):
-            group.admit(slot, hit_ids, num_tokens)
+            covered = min(covered, group.admit(slot, hit_ids, num_tokens) * group.spec.block_size)
             if not cacheable:
                 group.num_published_np[slot] = NEVER_PUBLISHED
-        self._recount(np.array([slot], np.int32))
+        self._num_covered_np[slot] = covered
 
     def grow(self, slots: IntArray, num_tokens: IntArray) -> bool:
         """Cover the first `num_tokens[i]` tokens of every slot in every group, or change nothing: False."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ class GroupCache:
         self.num_unseen_np = np.zeros(max_num_reqs, np.int32)
         self.num_published_np = np.zeros(max_num_reqs, np.int32)
         self._runs: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
+        self._admitted: list[tuple[int, list[int]]] = []  # slots and their rows, after all of `_runs`
         self._released: set[int] = set()
 
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
@@ -82,20 +84,21 @@ class GroupCache:
         self.num_unseen_np[slots] = unseen
         self._runs.append((slots, starts, lengths, np.zeros(int(lengths.sum()), np.int32)))
 
-    def admit(self, slot: int, hit_ids: Sequence[int], num_tokens: int) -> None:
-        """Fill a free slot: the blocks of a prefix hit (leading zeros are null), then new ones."""
+    def admit(self, slot: int, hit_ids: Sequence[int], num_tokens: int) -> int:
+        """Fill a free slot: the blocks of a prefix hit (leading zeros are null), then new ones; returns how many."""
         assert self.num_blocks_np[slot] == 0, f"slot {slot} still holds blocks"
         # A window group needs only the end of a hit; null blocks always lead.
-        num_null = sum(block == 0 for block in hit_ids)
+        num_null = hit_ids.count(0)
         # Before anything is allocated, or a free hit block could be handed out as a new one.
         self.pool.touch(hit_ids[num_null:])
         new = -(-num_tokens // self.spec.block_size) - len(hit_ids)
-        row = np.array([*hit_ids, *self.pool.allocate(new)], np.int32)
+        row = [*hit_ids, *self.pool.allocate(new)]
         self.table[slot, : len(row)] = row
         self.num_blocks_np[slot] = len(row)
         self.num_unseen_np[slot] = num_null
         self.num_published_np[slot] = len(hit_ids)
-        self._runs.append((_one(slot), _one(0), _one(len(row)), row))
+        self._admitted.append((slot, row))
+        return len(row)
 
     def release(self, slot: int) -> None:
         """Free every block of a slot."""
@@ -106,12 +109,15 @@ class GroupCache:
         for counts in (self.num_blocks_np, self.num_unseen_np, self.num_published_np):
             counts[slot] = 0
         # A slot that is preempted while a step is built may have entries of that step already.
-        if self._runs:
+        if self._runs or self._admitted:
             self._released.add(slot)
 
     def take_update(self) -> BlockUpdate:
         """The changes since the last call, without those of slots that were released since."""
         runs, self._runs = self._runs, []
+        if self._admitted:
+            runs.append(_whole_rows(self._admitted))
+            self._admitted = []
         if self._released:
             runs = [_without(run, self._released) for run in runs]
             self._released = set()
@@ -130,8 +136,12 @@ class GroupCache:
         self.pool.check_integrity(np.bincount(self.table[held], minlength=self.pool.num_blocks))
 
 
-def _one(value: int) -> IntArray:
-    return np.array([value], np.int32)
+def _whole_rows(admitted: Sequence[tuple[int, list[int]]]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """The runs of slots that were filled from their first column on."""
+    slots = np.array([slot for slot, _ in admitted], np.int32)
+    lengths = np.array([len(row) for _, row in admitted], np.int32)
+    block_ids = np.fromiter(chain.from_iterable(row for _, row in admitted), np.int32, int(lengths.sum()))
+    return slots, np.zeros_like(slots), lengths, block_ids
 
 
 def _cells(slots: IntArray, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:

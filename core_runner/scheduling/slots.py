@@ -65,7 +65,7 @@ class SlotTable:
         """Hand out a slot; every field of it is written."""
         self.running()  # a slot given up since must leave the list before it is listed again
         slot = self._free.pop()
-        known = request.num_tokens
+        known, params = request.num_tokens, request.sampling_params
         self.num_computed_np[slot] = num_computed
         self.num_tokens_np[slot] = self.num_known_np[slot] = self.prefill_len_np[slot] = known
         self.max_total_np[slot] = request.max_total_len
@@ -73,11 +73,9 @@ class SlotTable:
         self.rank_np[:, slot] = request.rank
         self.is_constrained_np[slot] = request.constraint is not None
         self.needs_check_np[slot] = (
-            bool(request.sampling_params.stop_token_ids)
-            or request.sampling_params.logprobs is not None
-            or request.constraint is not None
+            bool(params.stop_token_ids) or params.logprobs is not None or request.constraint is not None
         )
-        self.ends_at_eos_np[slot] = not request.sampling_params.ignore_eos
+        self.ends_at_eos_np[slot] = not params.ignore_eos
         self.reports_np[slot] = request.reports_tokens
         self.is_running_np[slot] = True
         self.requests_np[slot] = request
