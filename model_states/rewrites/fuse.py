@@ -13,6 +13,7 @@ from model_states.components.paged_attention import AttentionLayer
 from model_states.kernels.add_norm import RMSNorm
 from model_states.rewrites.attention import FusedAttention, recognise_attention
 from model_states.rewrites.backbone import FusedBackbone, PositionTables
+from model_states.rewrites.experts import rewrite_experts
 from model_states.rewrites.layers import (
     Boundary,
     FusedLayer,
@@ -70,6 +71,7 @@ def fuse_layers(
     otherwise known attentions, gated networks and norms are rewritten in their places. Logs which.
     """
     model.fused_head = _plain_head(model)
+    rewrite_experts(model.backbone)
     seen = _watch_pass(model, calls, max_model_len)
     found = [
         _recognise(call, attention, stand_in)

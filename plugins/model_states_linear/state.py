@@ -12,6 +12,7 @@ from model_states import Component, InputBatch, ModelConfig, ModelState, Unsuppo
 from model_states.components import PagedAttention, RecurrentState
 from model_states.components.recurrent_state import STATE_OPTIONS
 from model_states.loading import load_transformers_model
+from model_states.rewrites.experts import rewrite_experts
 from model_states.rewrites.parts import rewrite_parts
 from model_states.transformers_bridge import (
     ATTN_IMPLEMENTATION,
@@ -78,6 +79,7 @@ class LinearState(ModelState):
             self.model.bind(calls, paged.layers)
             self.components.append(paged)
         if config.fused_layers:
+            rewrite_experts(self.model.backbone)
             rewrite_parts(self.model.backbone, {})
         self.vocab_size = self.model.vocab_size
 
