@@ -20,12 +20,13 @@ from model_states.kernels.causal_conv import causal_conv
 from model_states.kernels.rope_write import Rotary
 from model_states.rewrites.products import Projection
 from model_states_mamba.kernels.gated_norm import GatedNorm, gated_norm
+from model_states_mamba.kernels.mixer_step import MixerWeights, mixer_step
 from model_states_mamba.kernels.selective_scan import SelectiveInputs, SelectiveWeights, selective_scan
 from model_states_mamba.kernels.ssd_scan import SsdWeights, ssd_scan
 
 
 class Mixer(nn.Module, ABC):
-    """Takes the place of one mixer of a transformers model; `layer` is its state, set once pools are declared."""
+    """Takes the place of one mixer of a transformers model; `layer` is its state, once it is attached."""
 
     layer: RecurrentLayer
 
@@ -52,6 +53,10 @@ class Mixer(nn.Module, ABC):
             "conv": CacheTensor((width - 1, size), config.dtype),
             "ssm": CacheTensor(self._ssm_shape(), state_dtype(config)),
         }
+
+    def attach(self, layer: RecurrentLayer, config: ModelConfig) -> None:
+        """Take the state of `layer`, and make what a step needs beside it."""
+        self.layer = layer
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """hidden_states [1, num_tokens, hidden] of the step's flat tokens; the same shape out."""
@@ -101,6 +106,14 @@ class HeadMixer(Mixer):
         )
         multipliers = getattr(original, "mup_vector", None)
         self.multipliers = None if multipliers is None else multipliers.flatten()
+        taps = self.conv_weight.detach().T.contiguous()
+        self.step_weights = MixerWeights(self.conv_weight, taps, self.conv_bias, self.weights, self.norm)
+        self.arrivals = torch.zeros(0, dtype=torch.int32)
+
+    def attach(self, layer: RecurrentLayer, config: ModelConfig) -> None:
+        """Take the state of `layer`, and count arrivals of the programs of each row."""
+        super().attach(layer, config)
+        self.arrivals = torch.zeros(config.max_num_reqs, dtype=torch.int32, device=config.device)
 
     def _ssm_shape(self) -> tuple[int, ...]:
         return self.num_heads, self.head_size, self.state_size
@@ -108,6 +121,11 @@ class HeadMixer(Mixer):
     def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Convolution, scan, and norm or gate."""
         projected = qkv if self.multipliers is None else qkv * self.multipliers
+        pools, step = self.layer.tensors, self.layer.step
+        if step.is_decode:
+            out = projected.new_empty(len(projected), self.size)
+            mixer_step(projected, self.step_weights, pools["conv"], pools["ssm"], step, self.arrivals, out)
+            return out
         by_group = self.num_groups * self.state_size
         gate, mixed, dt = projected.split([self.size, self.size + 2 * by_group, self.num_heads], -1)
         x, b, c = self._convolve(mixed).split([self.size, by_group, by_group], -1)
@@ -118,8 +136,8 @@ class HeadMixer(Mixer):
             b.unflatten(1, (self.num_groups, self.state_size)),
             c.unflatten(1, (self.num_groups, self.state_size)),
             self.weights,
-            self.layer.tensors["ssm"],
-            self.layer.step,
+            pools["ssm"],
+            step,
             y,
         )
         flat: torch.Tensor = y.flatten(1)

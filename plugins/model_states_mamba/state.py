@@ -13,6 +13,7 @@ from model_states import Component, InputBatch, ModelConfig, ModelState, Unsuppo
 from model_states.components import AttentionLayer, PagedAttention, RecurrentState
 from model_states.components.recurrent_state import STATE_OPTIONS
 from model_states.loading import load_transformers_model
+from model_states.rewrites.experts import rewrite_experts
 from model_states.rewrites.parts import rewrite_parts
 from model_states.transformers_bridge import (
     ATTN_IMPLEMENTATION,
@@ -69,7 +70,7 @@ class MambaState(ModelState):
         tensors = [mixer.state_tensors(config) for mixer in mixers]
         recurrent = RecurrentState(config, tensors, can_restore=not calls)
         for mixer, layer in zip(mixers, recurrent.layers, strict=True):
-            mixer.layer = layer
+            mixer.attach(layer, config)
         self.components: list[Component] = [recurrent]
         self._attentions: list[_Attention] = []
         layers: list[AttentionLayer] = []
@@ -86,6 +87,7 @@ class MambaState(ModelState):
     def _fuse(self, calls: Sequence[AttentionCall], layers: Sequence[AttentionLayer]) -> None:
         """Run the whole model as one loop, if it is of a known form; else fuse the parts that are known."""
         model = self.model
+        rewrite_experts(model.backbone)
         fused: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
         fused = recognise_mixer_backbone(model.backbone)
         fused = fused or recognise_hybrid(model, calls, layers, self.config.max_model_len)
