@@ -1,7 +1,7 @@
 """Turn documents into packed rows of tokens, each with its weight; worker processes do it during training."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -62,8 +62,16 @@ def batches(
 class TrainingStream(IterableDataset):
     """An endless stream of training batches; each worker process has a seed, and so documents, of its own."""
 
-    def __init__(self, tokenizer_json: str, seed: int, rows: int, row_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer_json: str,
+        seed: int,
+        rows: int,
+        row_len: int,
+        source: Callable[[int], Iterator[Document]] = documents,
+    ) -> None:
         self.tokenizer_json = tokenizer_json
+        self.source = source
         self.seed = seed
         self.rows = rows
         self.row_len = row_len
@@ -72,7 +80,7 @@ class TrainingStream(IterableDataset):
         worker = get_worker_info()
         seed = self.seed * 1000 + (worker.id if worker else 0)
         tokenizer = Tokenizer.from_str(self.tokenizer_json)
-        return batches(tokenizer, documents(seed), self.rows, self.row_len)
+        return batches(tokenizer, self.source(seed), self.rows, self.row_len)
 
 
 def training_loader(tokenizer: Tokenizer, seed: int, rows: int, row_len: int, workers: int) -> DataLoader:
