@@ -3,9 +3,9 @@
     out[p] = x[p // repeats] . weight[e]^T + bias[e]    for every pair p = order[i] with ends[e - 1] <= i < ends[e]
 
 order int64 [S] sorts S pairs by their expert e, and ends int32 [E] says where each expert's pairs end (ends[-1] = 0);
-`sorted_by` makes both of the experts' numbers. x [S / repeats, k] has its rows apart, weight [E, m, k] any strides, bias
-[E, m] is contiguous; out is new, [S, m] of weight's dtype. Sums are fp32. Nothing waits for the host: how many rows an
-expert has is read on the device, and the cut depends on the shapes alone.
+`sorted_by` makes both of the experts' numbers. x [S / repeats, k] has its rows apart, weight [E, m, k] has any strides,
+bias [E, m] is contiguous; out is new, [S, m] of weight's dtype. Sums are fp32. Nothing waits for the host: how many
+rows an expert has is read on the device, and the cut depends on the shapes alone.
 """
 
 from __future__ import annotations
