@@ -7,10 +7,10 @@ into a path (see `time_warping`), and tokens become words (see `words`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +50,19 @@ class AlignedWindow:
     language: str | None
 
 
+class HeardWindow(NamedTuple):
+    """What came of a window's text: see `token_positions`. probabilities: of its tokens, float32 [n], on the device."""
+
+    attention: torch.Tensor
+    probabilities: torch.Tensor
+
+
 class WordAligner:
-    """Finds when the words of decoded windows are spoken."""
+    """Finds when the words of decoded windows are spoken.
+
+    `listen` launches the device's part and waits for nothing; it is called between the steps of the engine, by whoever
+    makes them. `find_words` is the rest, which may as well run in another thread.
+    """
 
     def __init__(self, state: WhisperState) -> None:
         """Raises `CheckpointError` where the checkpoint names attention heads that it does not have."""
@@ -60,24 +71,45 @@ class WordAligner:
         self._num_positions = state.encoder.max_positions
         self._seconds = 2 * features.hop_length / features.sampling_rate  # of a position
 
-    def find_words(self, windows: Sequence[AlignedWindow], tokenizer: Any) -> list[list[list[Word]]]:
+    @torch.inference_mode()
+    def listen(self, windows: Sequence[AlignedWindow]) -> list[HeardWindow | None]:
+        """What `find_words` wants of each window; None of those without text."""
+        texts = [self._text_of(window) for window in windows]
+        spoken = [self._describe(window, text) for window, text in zip(windows, texts, strict=True) if text]
+        heard: Iterator[HeardWindow] = (
+            HeardWindow(_text_attention(listening.weights, one), listening.probabilities)
+            for one, listening in zip(spoken, self._listener.listen(spoken), strict=True)
+        )
+        return [next(heard) if text else None for text in texts]
+
+    def find_words(
+        self, windows: Sequence[AlignedWindow], heard: Sequence[HeardWindow | None], tokenizer: Any
+    ) -> list[list[list[Word]]]:
         """Words of each segment of each window; their texts together are the segment's.
 
         Times are in seconds of the whole audio, never decrease, and lie within the segment and the window. tokenizer:
         transformers'.
         """
-        texts = [[self._text_of(segment) for segment in window.segments] for window in windows]
-        said = [row for row, of_window in enumerate(texts) if any(of_window)]
-        spoken = [self._describe(windows[row], [*chain(*texts[row])]) for row in said]
-        words: list[list[list[Word]]] = [[[] for _ in window.segments] for window in windows]
-        for row, one, heard in zip(said, spoken, self._listener.listen(spoken), strict=True):
-            positions = token_positions(heard.weights, len(one.prompt), len(one.text))
-            times = [windows[row].start + self._seconds * int(position) for position in positions]
-            found = _split_segments(tokenizer, texts[row], windows[row].language, times, heard.probabilities)
-            words[row] = _finish(found, windows[row])
-        return words
+        return [
+            [[] for _ in window.segments] if one is None else self._find_words(window, one, tokenizer)
+            for window, one in zip(windows, heard, strict=True)
+        ]
 
-    def _text_of(self, segment: Segment) -> list[int]:
+    def _find_words(self, window: AlignedWindow, heard: HeardWindow, tokenizer: Any) -> list[list[Word]]:
+        times = [
+            window.start + self._seconds * int(position) for position in token_positions(heard.attention)
+        ]
+        tokens = iter(zip(pairwise(times), heard.probabilities.tolist(), strict=True))
+        segments = []
+        for segment in window.segments:
+            pieces = split_words(tokenizer, self._text_tokens(segment), window.language)
+            segments.append([_spoken_word(text, [*islice(tokens, count)]) for text, count in pieces])
+        return _finish(segments, window)
+
+    def _text_of(self, window: AlignedWindow) -> list[int]:
+        return [token for segment in window.segments for token in self._text_tokens(segment)]
+
+    def _text_tokens(self, segment: Segment) -> list[int]:
         return [token for token in segment.token_ids if token < self._end_id]
 
     def _describe(self, window: AlignedWindow, text: Sequence[int]) -> Spoken:
@@ -87,34 +119,21 @@ class WordAligner:
         )
 
 
-def token_positions(weights: torch.Tensor, prompt_len: int, text_len: int) -> npt.NDArray[np.int64]:
-    """First position of each token of a text, and the one behind its last, [text_len + 1].
-
-    weights: as in `Listening`. What counts is how a token attends while it predicts the next: the last token of the
-    prompt the first of the text, and the last of the text the end.
-    """
-    rows = slice(prompt_len - 1, prompt_len + text_len)
-    return warp(sharpen(weights)[rows].cpu().numpy())
+def _text_attention(weights: torch.Tensor, one: Spoken) -> torch.Tensor:
+    """Sharpened attention [n + 1, positions] of tokens while they predict the text and the end behind it."""
+    first = len(one.prompt) - 1
+    return sharpen(weights)[first : first + len(one.text) + 1]
 
 
-def _split_segments(
-    tokenizer: Any,
-    texts: Sequence[Sequence[int]],
-    language: str | None,
-    times: Sequence[float],
-    probabilities: npt.NDArray[np.float32],
-) -> list[list[SpokenWord]]:
-    """Words of each segment; times [n + 1] and probabilities [n] are those of all their tokens."""
-    segments, first = [], 0
-    for text in texts:
-        words = []
-        for piece, count in split_words(tokenizer, text, language):
-            end = first + count
-            values = tuple(map(float, probabilities[first:end]))
-            words.append(SpokenWord(piece, times[first], times[end], values))
-            first = end
-        segments.append(words)
-    return segments
+def token_positions(attention: torch.Tensor) -> npt.NDArray[np.int64]:
+    """First position of each token of a text, and the one behind its last, [n + 1] of attention [n + 1, positions]."""
+    return warp(attention.cpu().numpy())
+
+
+def _spoken_word(text: str, tokens: Sequence[tuple[tuple[float, float], float]]) -> SpokenWord:
+    """A word of tokens: ((start, end), probability) of each."""
+    spans, probabilities = zip(*tokens, strict=True)
+    return SpokenWord(text, spans[0][0], spans[-1][1], probabilities)
 
 
 def _finish(segments: Sequence[Sequence[SpokenWord]], window: AlignedWindow) -> list[list[Word]]:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from model_states import CheckpointConfig, CheckpointError
 from model_states.loading.hub import find_file, read_json
+from model_states.staged import HostToDevice
 
 if TYPE_CHECKING:
     from model_states_whisper.state import WhisperState
@@ -36,17 +37,19 @@ class Listening(NamedTuple):
 
     weights: float32 [heads, p + n + 1, num_positions] on the device, how token i attends when it predicts token i + 1;
     the last is the end token's, which is left out where it is past the last position of the decoder. probabilities:
-    float32 [n], of each token of the text among all text tokens.
+    float32 [n] on the device, of each token of the text among all text tokens.
     """
 
     weights: torch.Tensor
-    probabilities: npt.NDArray[np.float32]
+    probabilities: torch.Tensor
 
 
 class Listener:
-    """Runs the decoder over known text, several at a time, between the steps of the engine.
+    """Runs the decoder over known text, several at a time.
 
-    Encoder outputs that the model still keeps are used; the others are computed again.
+    Encoder outputs that the model still keeps are used; the others are computed again. To be called between the steps
+    of the engine, by whoever makes them: in another thread a step might give an entry away that is being read. The
+    host never waits for the device in here.
     """
 
     def __init__(self, state: WhisperState) -> None:
@@ -56,6 +59,8 @@ class Listener:
         heads = load_alignment_heads(state.config.checkpoint, len(layers), layers[0].spec.num_heads)
         self._heads = [[head for at, head in heads if at == layer] for layer in range(len(layers))]
         self._num_heads = len(heads)
+        self._device = state.config.device
+        self._transfer = HostToDevice(self._device)
 
     @torch.inference_mode()
     def listen(self, texts: Sequence[Spoken]) -> Iterator[Listening]:
@@ -73,9 +78,9 @@ class Listener:
         ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
         for target, row in zip(ids, rows, strict=True):
             target[: len(row)] = row
-        flat = torch.from_numpy(ids.reshape(-1)).to(state.config.device)
+        flat = self._to_device(ids.reshape(-1))
         positions = torch.arange(ids.shape[1], device=flat.device).repeat(len(rows))
-        x, source, seen = state.embed(flat, positions), _Source(state, texts), []
+        x, source, seen = state.embed(flat, positions), self._find_audio(texts), []
         for index, (layer, heads) in enumerate(zip(state.decoder.layers, self._heads, strict=True)):
             dense = _DenseAttention(len(rows), layer.spec.scale, *source.keys_and_values(index), heads)
             x = layer.run(x, dense.attend, dense.attend_across)
@@ -90,38 +95,56 @@ class Listener:
             for i, (row, one) in enumerate(zip(rows, texts, strict=True))
         ]
 
-    def _score(self, hidden_states: torch.Tensor, one: Spoken) -> npt.NDArray[np.float32]:
+    def _find_audio(self, texts: Sequence[Spoken]) -> _Source:
+        state = self._state
+        entries = [state.cross_attention.find(one.model_inputs) for one in texts]
+        missing = [row for row, entry in enumerate(entries) if entry is None]
+        # Entry 0, which is nobody's, stands for what is computed.
+        places = self._to_device(np.array([entry or 0 for entry in entries]))
+        if not missing:
+            return _Source(state, places)
+        hidden_states = state.encoder.encode([texts[row].model_inputs for row in missing])
+        return _Source(state, places, self._to_device(np.array(missing)), hidden_states)
+
+    def _to_device(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
+        out = torch.empty(len(values), dtype=torch.int64, device=self._device)
+        self._transfer.copy(values, out)
+        return out
+
+    def _score(self, hidden_states: torch.Tensor, one: Spoken) -> torch.Tensor:
         """Probabilities of the text's tokens, each predicted by the token before it."""
         first, end = len(one.prompt) - 1, self._state.tokens.end_id
         logits = self._state.compute_logits(hidden_states[first : first + len(one.text)])
-        chosen = torch.tensor(list(one.text), device=logits.device)[:, None]
-        probabilities = logits[:, :end].float().softmax(-1).gather(1, chosen)[:, 0]
-        return probabilities.cpu().numpy()
+        chosen = self._to_device(np.array(one.text))[:, None]
+        return logits[:, :end].float().softmax(-1).gather(1, chosen)[:, 0]
 
 
 class _Source:
-    """Keys and values of the texts' audio: out of the pool where they are still there, else computed now."""
+    """Keys and values of the texts' audio: out of the pool, but for rows `missing`, whose hidden states there are."""
 
-    def __init__(self, state: WhisperState, texts: Sequence[Spoken]) -> None:
-        self._state = state
-        entries = [state.cross_attention.find(one.model_inputs) for one in texts]
-        missing = [row for row, entry in enumerate(entries) if entry is None]
-        device = state.config.device
-        self._missing = torch.tensor(missing, device=device)
-        # Row 0 of the pool, the null entry, stands for what is computed.
-        self._entries = torch.tensor([entry or 0 for entry in entries], device=device)
-        self._hidden_states: torch.Tensor | None = None
-        if missing:
-            self._hidden_states = state.encoder.encode([texts[row].model_inputs for row in missing])
+    def __init__(
+        self,
+        state: WhisperState,
+        entries: torch.Tensor,
+        missing: torch.Tensor | None = None,
+        hidden_states: torch.Tensor | None = None,
+    ) -> None:
+        self._state, self._entries, self._missing, self._hidden_states = (
+            state,
+            entries,
+            missing,
+            hidden_states,
+        )
 
     def keys_and_values(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of layer `index`, each [n, num_heads, positions, head_size]."""
         pool = self._state.cross_attention.layers[index]
-        key, value = pool.key_pool[self._entries], pool.value_pool[self._entries]
-        if self._hidden_states is not None:
-            new_key, new_value = self._state.decoder.layers[index].project(self._hidden_states)
-            key[self._missing], value[self._missing] = new_key.transpose(1, 2), new_value.transpose(1, 2)
-        return key, value
+        both = [pool.key_pool[self._entries], pool.value_pool[self._entries]]
+        if self._missing is not None and self._hidden_states is not None:
+            computed = self._state.decoder.layers[index].project(self._hidden_states)
+            for kept, new in zip(both, computed, strict=True):
+                kept.index_copy_(0, self._missing, new.transpose(1, 2))
+        return both[0], both[1]
 
 
 class _DenseAttention:
@@ -157,8 +180,8 @@ class _DenseAttention:
         """See `CrossDecoderLayer.run`."""
         q, scale = self._by_head(query), self._scale
         if self._heads:
-            heads = list(self._heads)
-            self.scores = (q[:, heads].float() * (scale or 1.0)) @ self._key[:, heads].float().mT
+            chosen, keys = (torch.stack([x[:, head] for head in self._heads], 1) for x in (q, self._key))
+            self.scores = (chosen.float() * (scale or 1.0)) @ keys.float().mT
         return self._flat(functional.scaled_dot_product_attention(q, self._key, self._value, scale=scale))
 
     def _by_head(self, x: torch.Tensor) -> torch.Tensor:
