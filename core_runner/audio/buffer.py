@@ -39,21 +39,22 @@ class SampleBuffer:
         return self._num_samples / self.sampling_rate
 
     def append(self, samples: npt.NDArray[np.floating]) -> None:
-        """Copy samples [n], clipped to [-1, 1] as whatever plays them would."""
+        """Copy samples [n], clipped to [-1, 1] as whatever plays them would. Raises `AudioError` for NaN."""
         part = self._next(len(samples))
         np.clip(samples, -1.0, 1.0, out=part, casting="same_kind")
+        if np.isnan(part).any():
+            raise AudioError(f"{self.name}: holds samples that are no numbers (NaN); export it again")
 
     def append_silence(self, seconds: float) -> None:
         """Zeros, where a recording has a gap."""
         self._next(round(seconds * self.sampling_rate))[:] = 0.0
 
     def finish(self, damage: str | None) -> Decoded:
-        """The result. Raises `AudioError` where there is nothing, or samples that are no numbers."""
+        """The result. Raises `AudioError` where there is nothing."""
         if self._num_samples == 0:
-            raise AudioError(f"{self.name}: holds no audio ({damage or '0 samples'})")
+            # A resampler gives nothing for what is shorter than its filter.
+            raise AudioError(f"{self.name}: holds no audio ({damage or 'not even 10 ms of it'})")
         self._array.resize(self._num_samples, refcheck=False)
-        if not np.isfinite(self._array).all():
-            raise AudioError(f"{self.name}: holds samples that are not finite numbers; export it again")
         return Decoded(self._array, damage)
 
     def _next(self, num_samples: int) -> Samples:

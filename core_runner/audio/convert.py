@@ -9,10 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from core_runner.audio.buffer import SampleBuffer
+from core_runner.errors import AudioError
 
 # A longer filter than FFmpeg's default, which lets tones 5 % above half the rate through at -22 dB. This one is flat to
 # 0.94 of half the lower rate, and has lost 60 dB at 1.02 of it (tests/audio/test_resampling.py).
-_RESAMPLER: Final = "filter_size=128:cutoff=0.98"
+_RESAMPLER: Final = (
+    "filter_size=128:cutoff=0.98:rematrix_maxval=1"  # the last: mixed channels do not overflow
+)
+_LEAST_RATE: Final = 1000  # samples a second; to resample less takes FFmpeg a filter without bounds
 _FRAMES_PER_PULL: Final = 64
 _SAMPLES_PER_FRAME: Final = 1 << 14
 
@@ -33,6 +37,10 @@ class Converter:
         """Take one frame; its rate, channels and sample format may differ from those of the one before."""
         kind = (frame.sample_rate, frame.format.name, frame.layout.name)
         if kind != self._kind:
+            if frame.sample_rate < _LEAST_RATE:
+                raise AudioError(
+                    f"{self._buffer.name}: a rate of {frame.sample_rate} Hz is a damaged header's"
+                )
             self.flush()
             self._graph, self._kind = _make_graph(kind, self._buffer.sampling_rate), kind
         frame.pts = None  # gaps are filled already

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import IO, Any, Final
 
 from core_runner.audio.buffer import Decoded, SampleBuffer
@@ -14,8 +13,8 @@ from core_runner.errors import AudioError
 _READ_BYTES: Final = 1 << 18
 _LEAST_GAP_S: Final = 0.1  # less is rounding of timestamps, or a lost packet that nobody hears
 _LONGEST_GAP_S: Final = 600.0  # where the file does not say how long it is
-# Demuxers that estimate the duration from the first frames, which says nothing of what is missing.
-_GUESS_DURATION: Final = frozenset({"aac", "ac3", "eac3", "dts", "mpegts"})
+# Frames with nothing around them: durations and timestamps are guesses from the first ones.
+_BARE_FORMATS: Final = frozenset({"aac", "ac3", "eac3", "dts"})
 
 
 def decode(file: IO[bytes], name: str, sampling_rate: int) -> Decoded:
@@ -28,7 +27,7 @@ def decode(file: IO[bytes], name: str, sampling_rate: int) -> Decoded:
 
     # FFmpeg sees no name, which it might take for an address, but the suffix, by which it knows a few formats.
     suffix = os.path.splitext(name)[1][:8]
-    reader = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell, name=f"audio{suffix}")
+    reader = _Reader(file, f"audio{suffix}")
     # Other files, which a playlist might name, are not read.
     options = {"protocol_whitelist": "none"}
     try:
@@ -40,6 +39,21 @@ def decode(file: IO[bytes], name: str, sampling_rate: int) -> Decoded:
             return _decode_stream(container, stream, buffer)
     except av.error.FFmpegError as error:
         raise AudioError(f"{name}: is no audio that can be read ({error.strerror})") from error
+
+
+class _Reader:
+    """What FFmpeg reads from."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self.read, self.tell, self.name = file.read, file.tell, name
+        self._seek = file.seek
+
+    def seek(self, offset: int, whence: int) -> int:
+        """-1 where a damaged file has it seek to before its beginning: an exception would be printed, not raised."""
+        try:
+            return self._seek(offset, whence)
+        except (OSError, ValueError):
+            return -1
 
 
 def _audio_stream(container: Any, name: str) -> Any:
@@ -54,7 +68,7 @@ def _audio_stream(container: Any, name: str) -> Any:
 
 
 def _decode_stream(container: Any, stream: Any, buffer: SampleBuffer) -> Decoded:
-    duration_s = (container.duration or 0) / 1e6
+    duration_s = 0.0 if container.format.name in _BARE_FORMATS else (container.duration or 0) / 1e6
     frames, timeline = _Frames(container, stream), _Timeline(container, duration_s)
     converter = Converter(buffer)
     for frame in frames:
@@ -64,7 +78,7 @@ def _decode_stream(container: Any, stream: Any, buffer: SampleBuffer) -> Decoded
             buffer.append_silence(gap_s)
         converter.feed(frame)
     converter.flush()
-    if container.format.name not in _GUESS_DURATION and buffer.seconds < 0.98 * duration_s - 0.5:
+    if buffer.seconds < 0.98 * duration_s - 0.5:
         frames.problems.append(f"{buffer.seconds:.2f} s of {duration_s:.2f} s could be decoded")
     return buffer.finish("; ".join(frames.problems) or None)
 
@@ -101,13 +115,14 @@ class _Timeline:
     def __init__(self, container: Any, duration_s: float) -> None:
         self._origin_s = None if container.start_time is None else container.start_time / 1e6
         self._duration_s = duration_s
+        self._is_bare = container.format.name in _BARE_FORMATS
         self._end_s = 0.0  # of the frames so far
 
     def gap_before(self, frame: Any) -> float:
         """Seconds of silence that belong before the frame."""
         gap_s = 0.0
         start_s = frame.time
-        if start_s is not None:
+        if start_s is not None and not self._is_bare:
             if self._origin_s is None:
                 self._origin_s = start_s
             gap_s = start_s - self._origin_s - self._end_s
