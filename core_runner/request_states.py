@@ -60,6 +60,7 @@ class RequestStates:
         ) = fields
         self.draft_tokens = self._draft_tokens.tensor
         self.all_token_ids = self._all_token_ids.tensor
+        self._added: list[tuple[int, ...]] = []  # slots with their fields, not staged yet
         self.req_ids: list[str | None] = [None] * max_num_reqs
         self.generations: npt.NDArray[np.int64] = np.zeros(max_num_reqs, dtype=np.int64)
         self.prefill_len_np: IntArray = np.zeros(max_num_reqs, dtype=np.int32)
@@ -93,7 +94,7 @@ class RequestStates:
         self.prefill_len_np[slot] = token_ids.size
         # last_sampled_tokens is read first after a step has sampled; until then any valid id will do.
         values = (new.prompt_len, token_ids.size, new.num_computed_tokens, token_ids.size, token_ids[-1])
-        self._stage_fields(slot, values)
+        self._added.append((slot, *values))
         if self.num_draft_tokens > 0:
             self._draft_tokens.stage(slot, 0, [0] * self.num_draft_tokens)
         self._all_token_ids.stage(slot, 0, token_ids)
@@ -104,12 +105,13 @@ class RequestStates:
         self.req_ids[slot] = None
         self.prefill_len_np[slot] = 0
         if self.poison:
-            self._stage_fields(slot, [POISON] * len(_FIELDS))
+            self._added.append((slot, *[POISON] * len(_FIELDS)))
             self._draft_tokens.stage(slot, 0, np.full(self.draft_tokens.shape[1], POISON))
             self._all_token_ids.stage(slot, 0, np.full(self.max_model_len, POISON))
 
     def apply_staged_writes(self) -> None:
         """Bring admissions and removals to the device; launches nothing when there were none."""
+        self._stage_added()
         for staged in (self._fields, self._draft_tokens, self._all_token_ids):
             staged.apply()
 
@@ -131,9 +133,14 @@ class RequestStates:
             prefill_len[new.slot] = new.prefill_len
         return prefill_len
 
-    def _stage_fields(self, slot: int, values: Sequence[int]) -> None:
-        for field, value in enumerate(values):
-            self._fields.stage(field, slot, value)
+    def _stage_added(self) -> None:
+        """One value for each field and slot: a step of many admissions then costs little more than one of one."""
+        if self._added:
+            slots, *fields = np.array(self._added, np.int32).T
+            rows = np.repeat(np.arange(len(fields)), len(slots))
+            columns = np.tile(slots, len(fields))
+            self._fields.stage_runs(rows, columns, np.ones_like(rows), np.concatenate(fields))
+            self._added = []
 
     def _check_slot(self, who: str, slot: int) -> None:
         if not 0 <= slot < self.max_num_reqs:

@@ -122,6 +122,7 @@ class StagedTensor:
         self.tensor = torch.empty(tuple(shape), dtype=dtype, device=device) if mapped is None else mapped
         self.tensor.fill_(fill)
         self._table = self.tensor.view(shape[0], -1)
+        self._num_rows, self._num_cols = self._table.shape
         self._np_dtype = torch.empty(0, dtype=dtype).numpy().dtype
         self._transfer = transfer or HostToDevice(device)
         self._packed = torch.empty(_LEAST_BYTES, dtype=torch.uint8, device=device)
@@ -136,9 +137,8 @@ class StagedTensor:
     def stage(self, row: int, start: int, values: npt.ArrayLike) -> None:
         """Queue one run of values for `row` from column `start` on (0 for a one-dimensional tensor)."""
         flat = np.array(values, dtype=self._np_dtype).reshape(-1)
-        num_rows, num_cols = self._table.shape
-        assert 0 <= row < num_rows
-        assert 0 <= start <= num_cols - flat.size
+        assert 0 <= row < self._num_rows
+        assert 0 <= start <= self._num_cols - flat.size
         if flat.size:
             self._singles.append((row, start, flat))
 
@@ -160,12 +160,11 @@ class StagedTensor:
         )
         if runs.values.size == 0:
             return
-        num_rows, num_cols = self._table.shape
         assert runs.rows.shape == runs.starts.shape == runs.lengths.shape
-        assert _all_in_range(runs.rows, num_rows - 1)
-        assert _all_in_range(runs.starts, num_cols)
-        assert _all_in_range(runs.lengths, num_cols)
-        assert _all_in_range(runs.starts + runs.lengths, num_cols)
+        assert _all_in_range(runs.rows, self._num_rows - 1)
+        assert _all_in_range(runs.starts, self._num_cols)
+        assert _all_in_range(runs.lengths, self._num_cols)
+        assert _all_in_range(runs.starts + runs.lengths, self._num_cols)
         assert np.add.reduce(runs.lengths) == runs.values.size
         self._gather_singles()
         self._staged.append(runs)
@@ -187,7 +186,7 @@ class StagedTensor:
         if len(self._staged) > 1:
             staged = _Runs(*(np.concatenate(parts) for parts in zip(*self._staged, strict=True)))
         self._staged = []
-        runs = _keep_last_writes(staged, self._table.shape[1])
+        runs = _keep_last_writes(staged, self._num_cols)
         values_bytes = -(-runs.values.nbytes // _ALIGNMENT) * _ALIGNMENT
         meta_bytes = 4 * (3 * len(runs.rows) + 1)
         self._copy_packed(_pack(runs, values_bytes, meta_bytes))

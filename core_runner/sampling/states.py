@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -35,6 +37,7 @@ class SamplerStates:
         self.logit_options = logit_options
         # One table rather than five tensors: an admission is one run of values and one kernel.
         self._table = StagedTensor((max_num_reqs + 1, _COLUMNS), torch.int32, device)
+        self._added: list[tuple[Any, ...]] = []  # slots with their rows, not staged yet
         floats = self._table.tensor.view(torch.float32)
         self.temperature = floats[:, _TEMPERATURE]
         self.top_p = floats[:, _TOP_P]
@@ -50,17 +53,11 @@ class SamplerStates:
 
         seed: the request's stream, in [-2^63, 2^63); a resumed request brings the seed it had.
         """
-        row = np.zeros(_COLUMNS, dtype=np.int32)
-        floats = row.view(np.float32)
         # A temperature too small for float32 becomes 0, greedy: what it would sample anyway.
-        floats[_TEMPERATURE] = min(float(params.temperature), _MAX_TEMPERATURE)
-        floats[_TOP_P] = params.top_p
-        floats[_MIN_P] = params.min_p
-        row[_TOP_K] = max(int(params.top_k), 0)
-        row.view(np.int64)[_SEED // 2] = seed
-        self._table.stage(slot, 0, row)
-        narrows = row[_TOP_K] > 0 or floats[_TOP_P] < 1 or floats[_MIN_P] > 0
-        self.filters_np[slot] = floats[_TEMPERATURE] > 0 and narrows
+        temperature = np.float32(min(params.temperature, _MAX_TEMPERATURE))
+        top_p, min_p, top_k = np.float32(params.top_p), np.float32(params.min_p), max(params.top_k, 0)
+        self._added.append((slot, temperature, top_p, min_p, top_k, seed))
+        self.filters_np[slot] = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
         self.num_logprobs_np[slot] = -1 if params.logprobs is None else params.logprobs
         self.wants_raw_np[slot] = params.logprobs is not None and params.logprobs_mode == "raw"
         if self.logit_options is not None:
@@ -78,9 +75,22 @@ class SamplerStates:
 
     def apply_staged_writes(self) -> None:
         """Bring the rows of new requests to the device, in stream order; nothing if there are none."""
+        if self._added:
+            self._stage_added()
         self._table.apply()
         if self.logit_options is not None:
             self.logit_options.apply_staged_writes()
+
+    def _stage_added(self) -> None:
+        slots, temperature, top_p, min_p, top_k, seed = zip(*self._added, strict=True)
+        rows = np.zeros((len(slots), _COLUMNS), dtype=np.int32)
+        floats = rows.view(np.float32)
+        floats[:, _TEMPERATURE], floats[:, _TOP_P], floats[:, _MIN_P] = temperature, top_p, min_p
+        rows[:, _TOP_K] = top_k
+        rows.view(np.int64)[:, _SEED // 2] = seed
+        starts = np.zeros(len(slots), np.int64)
+        self._table.stage_runs(slots, starts, np.full_like(starts, _COLUMNS), rows.reshape(-1))
+        self._added = []
 
     def rows(self, batch: InputBatch, num_logits: int) -> SamplingRows:
         """The kernels' view of a step's first `num_logits` rows of logits."""
