@@ -51,17 +51,18 @@ class AlignedWindow:
 
 
 class HeardWindow(NamedTuple):
-    """What came of a window's text: see `token_positions`. probabilities: of its tokens, float32 [n], on the device."""
+    """What came of a window's text, for the host: see `token_positions`. probabilities: of its tokens, float32 [n]."""
 
     attention: torch.Tensor
     probabilities: torch.Tensor
+    done: torch.cuda.Event | None  # None is done
 
 
 class WordAligner:
     """Finds when the words of decoded windows are spoken.
 
     `listen` launches the device's part and waits for nothing; it is called between the steps of the engine, by whoever
-    makes them. `find_words` is the rest, which may as well run in another thread.
+    makes them. `find_words` is the host's part, which takes longer and may as well run in another thread.
     """
 
     def __init__(self, state: WhisperState) -> None:
@@ -77,7 +78,7 @@ class WordAligner:
         texts = [self._text_of(window) for window in windows]
         spoken = [self._describe(window, text) for window, text in zip(windows, texts, strict=True) if text]
         heard: Iterator[HeardWindow] = (
-            HeardWindow(_text_attention(listening.weights, one), listening.probabilities)
+            _to_host(_text_attention(listening.weights, one), listening.probabilities)
             for one, listening in zip(spoken, self._listener.listen(spoken), strict=True)
         )
         return [next(heard) if text else None for text in texts]
@@ -96,9 +97,10 @@ class WordAligner:
         ]
 
     def _find_words(self, window: AlignedWindow, heard: HeardWindow, tokenizer: Any) -> list[list[Word]]:
-        times = [
-            window.start + self._seconds * int(position) for position in token_positions(heard.attention)
-        ]
+        if heard.done is not None:
+            heard.done.synchronize()
+        positions = token_positions(heard.attention)
+        times = [window.start + self._seconds * int(position) for position in positions]
         tokens = iter(zip(pairwise(times), heard.probabilities.tolist(), strict=True))
         segments = []
         for segment in window.segments:
@@ -125,9 +127,18 @@ def _text_attention(weights: torch.Tensor, one: Spoken) -> torch.Tensor:
     return sharpen(weights)[first : first + len(one.text) + 1]
 
 
+def _to_host(attention: torch.Tensor, probabilities: torch.Tensor) -> HeardWindow:
+    if not attention.is_cuda:
+        return HeardWindow(attention, probabilities, None)
+    attention, probabilities = (x.to("cpu", non_blocking=True) for x in (attention, probabilities))
+    done = torch.cuda.Event()
+    done.record()
+    return HeardWindow(attention, probabilities, done)
+
+
 def token_positions(attention: torch.Tensor) -> npt.NDArray[np.int64]:
     """First position of each token of a text, and the one behind its last, [n + 1] of attention [n + 1, positions]."""
-    return warp(attention.cpu().numpy())
+    return warp(attention.numpy())
 
 
 def _spoken_word(text: str, tokens: Sequence[tuple[tuple[float, float], float]]) -> SpokenWord:
