@@ -1,14 +1,14 @@
 """Products of few rows with a weight: bound by reading the weight once.
 
-    linear(x, weight, bias, residual=r)      h . weight^T + bias + r          with h = x
-    norm_linear(x, norm, weight, bias)       h . weight^T + bias              with h = norm(x)
-    gate_up(x, norm, weight, activation)     act(h . gate^T) * (h . up^T)     with h = norm(x), or x without a norm
+    linear(x, weight, bias, residual=r, multiplier=s)    s (h . weight^T + bias) + r      with h = x
+    norm_linear(x, norm, weight, bias)                   h . weight^T + bias              with h = norm(x)
+    gate_up(x, norm, weight, activation)                 act(h . gate^T) * (h . up^T)     with h = norm(x) or x
 
-x [n, k], weight [m, k] (in gate_up [2 m, k]: the rows of gate, then those of up), bias [m], residual [n, m], all of
-x's dtype; returns [n, m], a new tensor of x's dtype. norm is an `RMSNorm` of k numbers, and activation a key of
-`ACTIVATIONS`. Sums are kept in fp32 and, with all that follows, rounded once. Any n is served: up to `MAX_ROWS` rows
-of bf16 or fp16 on a GPU by the kernel (fewer where the weight is wide, as a head's is), everything else by torch's
-product, which rounds before the activation.
+x [n, k], weight [m, k] (in gate_up [2 m, k]: the rows of gate, then those of up), bias [m], residual [n, m], all of one
+dtype; a residual stream may be wider, which is x where it is normed, and residual with what is returned. Returns
+[n, m], a new tensor. norm is an `RMSNorm` of k numbers, and activation a key of `ACTIVATIONS`. Sums are kept in fp32
+and, with all that follows, rounded once. Any n is served: up to `MAX_ROWS` rows of bf16 or fp16 on a GPU by the kernel
+(fewer where the weight is wide, as a head's is), all else by torch's product, which rounds before the activation.
 
 The kernel gives each program a few rows of weight, and each of its warps a part of their columns. The cut depends on
 the shapes alone, so every run gives the same bits, whatever the other rows hold; up to 8 rows products are summed in
@@ -43,19 +43,20 @@ def linear_torch(
     residual: torch.Tensor | None = None,
     norm: RMSNorm | None = None,
     activation: str | None = None,
+    multiplier: float = 1.0,
 ) -> torch.Tensor:
     """The formulas above, each step with what there is for it; an activation says that weight is gate and up."""
     h = x
     if norm is not None:
-        h = torch.empty_like(x, memory_format=torch.contiguous_format)
+        h = torch.empty_like(x, dtype=weight.dtype, memory_format=torch.contiguous_format)
         add_norm(x, None, None, norm, 1.0, h)
-    if residual is not None and bias is None:
-        return torch.addmm(residual, h, weight.T)
+    if residual is not None and bias is None and residual.dtype == weight.dtype:
+        return torch.addmm(residual, h, weight.T, alpha=multiplier)
     out = functional.linear(h, weight, bias)
     if activation is not None:
         both, out = out, out.new_empty(len(out), out.shape[1] // 2)
         act_mul(both, activation, out)
-    return out if residual is None else out + residual
+    return out if residual is None else torch.add(residual, out, alpha=multiplier)
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,11 @@ def _add_product(
     """acc plus the product of x's tile, normed if asked for, and w."""
     if HAS_NORM:
         scale = factor.to(tl.float32)[:, None, :]
-        tile = normalised(tile.to(tl.float32), mean_square, scale, eps, ROUNDS_FIRST, tile.dtype).to(
-            tile.dtype
-        )
+        tile = normalised(tile.to(tl.float32), mean_square, scale, eps, ROUNDS_FIRST, w.dtype).to(w.dtype)
     return tl.dot(tile, w, acc, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["n", "m", "eps"])
+@triton.jit(do_not_specialize=["n", "m", "eps", "multiplier"])
 def _linear_kernel(
     out,
     x,
@@ -138,6 +137,7 @@ def _linear_kernel(
     residual,
     norm_weight,
     eps,
+    multiplier,
     n,
     m,
     x_stride,
@@ -166,20 +166,21 @@ def _linear_kernel(
     PART: tl.constexpr = BLOCK_K // SPLIT
     cols = tl.arange(0, SPLIT)[:, None] * PART + tl.arange(0, PART)[None, :]
     is_row, is_token = rows < m, (tokens < n)[None, :, None]
-    added = tl.zeros([ROWS, BLOCK_M], tl.float32)
+    biases = tl.zeros([ROWS, BLOCK_M], tl.float32)
     first_factor = 0.0
     if HAS_NORM:
         first_factor = tl.load(norm_weight + cols, mask=cols < K, other=0.0)
     if HAS_BIAS:
-        added += tl.load(bias + w_rows, mask=rows < m, other=0.0).to(tl.float32)[None, :]
+        biases += tl.load(bias + w_rows, mask=rows < m, other=0.0).to(tl.float32)[None, :]
     first_w = _weight_tile(weight, w_rows.to(tl.int64), is_row, cols, K, STAGED)
     if PDL:
         gdc_wait()
 
+    added = 0.0
     if HAS_RESIDUAL:
         beside = residual + tokens[:, None] * m + rows[None, :]
         is_out = (tokens < n)[:, None] & (rows < m)[None, :]
-        added += tl.load(beside, mask=is_out, other=0.0).to(tl.float32)
+        added = tl.load(beside, mask=is_out, other=0.0).to(tl.float32)
     x_at = x + tokens[None, :, None] * x_stride + cols[:, None, :]
     mean_square = 0.0
     if HAS_NORM:
@@ -196,7 +197,9 @@ def _linear_kernel(
         acc = _add_product(acc, tile, w, factor, mean_square, eps, HAS_NORM, ROUNDS_FIRST)
     first_tile = tl.load(x_at, mask=is_token & (cols < K)[:, None, :], other=0.0)
     acc = _add_product(acc, first_tile, first_w, first_factor, mean_square, eps, HAS_NORM, ROUNDS_FIRST)
-    total = tl.sum(acc, 0) + added
+    total = tl.sum(acc, 0) + biases
+    if HAS_RESIDUAL:
+        total = multiplier * total + added
 
     OUT_M: tl.constexpr = BLOCK_M if ACTIVATION is None else BLOCK_M // 2
     out_m = m if ACTIVATION is None else m // 2
@@ -216,12 +219,14 @@ def linear_triton(
     residual: torch.Tensor | None = None,
     norm: RMSNorm | None = None,
     activation: str | None = None,
+    multiplier: float = 1.0,
     config: LinearConfig | None = None,
 ) -> torch.Tensor:
     """Launch one program for every `block_m` rows of weight."""
     (n, k), m = x.shape, weight.shape[0]
     config = config or linear_config(n, m, k)
-    out = x.new_empty(n, m if activation is None else m // 2)
+    dtype = weight.dtype if residual is None else residual.dtype
+    out = x.new_empty(n, m if activation is None else m // 2, dtype=dtype)
     _linear_kernel[(triton.cdiv(m, config.block_m),)](
         out,
         x,
@@ -230,6 +235,7 @@ def linear_triton(
         None if residual is None else residual.contiguous(),
         None if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
+        multiplier,
         n,
         m,
         x.stride(0),
@@ -251,11 +257,12 @@ def linear_triton(
     return out
 
 
-def _kernel_takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def _kernel_takes(x: torch.Tensor, weight: torch.Tensor, normed: bool) -> bool:
     """Whether the kernel serves x and weight. What nobody can serve is left to torch, which says why."""
     limit = MAX_ROWS if weight.shape[0] <= _NARROW else _MAX_ROWS_OF_WIDE
-    few = 0 < x.shape[0] <= limit and x.stride(1) == 1 and x.dtype in (torch.bfloat16, torch.float16)
-    return few and x.dtype == weight.dtype and x.shape[1] == weight.shape[1] and weight.is_contiguous()
+    few = 0 < x.shape[0] <= limit and x.stride(1) == 1 and weight.dtype in (torch.bfloat16, torch.float16)
+    fits = x.dtype == weight.dtype or (normed and x.dtype == torch.float32)
+    return few and fits and x.shape[1] == weight.shape[1] and weight.is_contiguous()
 
 
 def _product(
@@ -265,9 +272,10 @@ def _product(
     residual: torch.Tensor | None = None,
     norm: RMSNorm | None = None,
     activation: str | None = None,
+    multiplier: float = 1.0,
 ) -> torch.Tensor:
-    op = linear_triton if use_triton(x) and _kernel_takes(x, weight) else linear_torch
-    return op(x, weight, bias, residual, norm, activation)
+    op = linear_triton if use_triton(x) and _kernel_takes(x, weight, norm is not None) else linear_torch
+    return op(x, weight, bias, residual, norm, activation, multiplier)
 
 
 def linear(
@@ -276,9 +284,10 @@ def linear(
     bias: torch.Tensor | None = None,
     *,
     residual: torch.Tensor | None = None,
+    multiplier: float = 1.0,
 ) -> torch.Tensor:
-    """Return x . weight^T, plus bias and residual where given."""
-    return _product(x, weight, bias, residual)
+    """Return x . weight^T + bias, or with a residual that and `multiplier` times it."""
+    return _product(x, weight, bias, residual, multiplier=multiplier)
 
 
 def norm_linear(

@@ -49,8 +49,9 @@ class FusedBackbone:
 
     def few_rows(self, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The same where all layers are `plain`."""
-        for layer in self.layers:
-            residual = layer.few_rows(residual, positions)
+        after = [*(layer.into_attention for layer in self.layers[1:]), self.end]
+        for layer, boundary in zip(self.layers, after, strict=True):
+            residual = layer.few_rows(residual, positions, boundary.multiplier)
         return self.end(None, residual)
 
 

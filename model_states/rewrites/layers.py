@@ -45,7 +45,7 @@ class Boundary:
     @property
     def plain(self) -> bool:
         """Whether this is an add and a norm that products of few rows can take over."""
-        return self.post is None and self.multiplier == 1.0 and self.pre is not None
+        return self.post is None and self.pre is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +103,20 @@ class FusedLayer:
         x = attention.out(attention.attend(qkv, attention.rotary(positions)))
         return self.mlp(self.into_mlp(x, residual))
 
-    def few_rows(self, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def few_rows(self, residual: torch.Tensor, positions: torch.Tensor, multiplier: float) -> torch.Tensor:
         """The residual stream after this layer, as a new tensor: norms and adds are done by the products.
 
-        For a few tokens, whose products read weights and little else; the layer must be `plain`.
+        multiplier: of what the mlp gives. For a few tokens, whose products read weights and little else; the layer
+        must be `plain`.
         """
         attention, mlp = self.attention, self.mlp
         before, between = self.into_attention.pre, self.into_mlp.pre
         assert before is not None, "a plain layer"
         assert isinstance(mlp, GatedMLP), "a plain layer"
         qkv = norm_linear(residual, before, attention.qkv.weight, attention.qkv.bias)
-        residual = attention.out(attention.attend(qkv, attention.rotary(positions)), residual)
-        return mlp.down(mlp.middle(residual, between), residual)
+        between_two = attention.attend(qkv, attention.rotary(positions))
+        residual = attention.out(between_two, residual, self.into_mlp.multiplier)
+        return mlp.down(mlp.middle(residual, between), residual, multiplier)
 
     @property
     def plain(self) -> bool:

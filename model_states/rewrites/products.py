@@ -18,9 +18,11 @@ class Projection:
     weight: torch.Tensor
     bias: torch.Tensor | None
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The product of x [n, k], plus residual [n, m] where given; a new tensor [n, m]."""
-        return linear(x, self.weight, self.bias, residual=residual)
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, multiplier: float = 1.0
+    ) -> torch.Tensor:
+        """The product of x [n, k], or residual [n, m] and `multiplier` times that; a new tensor [n, m]."""
+        return linear(x, self.weight, self.bias, residual=residual, multiplier=multiplier)
 
 
 def linears_of(module: nn.Module) -> list[nn.Linear]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from model_states.kernels.add_norm import RMSNorm, add_norm
+from model_states.kernels.linear import MAX_ROWS, norm_linear
 from model_states.rewrites.norms import recognise_norm
 from model_states_mamba.mixers import Mixer
 
@@ -27,6 +28,18 @@ class MixerBackbone:
         embedded: torch.Tensor = self.embedding(input_ids)
         residual = embedded.to(self.residual_dtype, copy=True)
         out = torch.empty_like(embedded)
+        return (self.few_rows if len(input_ids) <= MAX_ROWS else self.many_rows)(residual, out)
+
+    def few_rows(self, residual: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Hidden states, in `out`, of an embedded step of few tokens: norms and adds are done by the products."""
+        for norm, mixer in self.blocks:
+            qkv = norm_linear(residual, norm, mixer.qkv.weight, mixer.qkv.bias)
+            residual = mixer.out(mixer.attend(qkv, None), residual)
+        _add_and_norm(None, residual, self.end, out)
+        return out
+
+    def many_rows(self, residual: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """The same for any number of tokens; residual is overwritten."""
         x = None
         for norm, mixer in self.blocks:
             _add_and_norm(x, residual, norm, out)
@@ -49,13 +62,16 @@ def recognise_mixer_backbone(backbone: Any) -> MixerBackbone | None:
         return None
     norms = [recognise_norm(module) for module in (*(layer.norm for layer in layers), backbone.norm_f)]
     known = [norm for norm in norms if norm is not None]
-    if len(known) != len(layers) + 1 or not all(isinstance(layer.mixer, Mixer) for layer in layers):
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, Mixer)]
+    if len(known) != len(layers) + 1 or len(mixers) < len(layers):
+        return None
+    if any(mixer.in_multiplier is not None for mixer in mixers):
         return None
     embedding = backbone.get_input_embeddings()
     wide = all(getattr(layer, "residual_in_fp32", False) for layer in layers)
     return MixerBackbone(
         embedding,
-        [(norm, layer.mixer) for norm, layer in zip(known, layers, strict=False)],
+        list(zip(known[:-1], mixers, strict=True)),
         known[-1],
         torch.float32 if wide else embedding.weight.dtype,
     )

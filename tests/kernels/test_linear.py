@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -99,6 +100,26 @@ def test_gated_kernel_equals_twin(
     expected = linear_torch(inputs.x, inputs.weight, **given)
     assert expected.shape == (n, m // 2)
     assert_near(linear_triton(inputs.x, inputs.weight, **given, config=config), expected)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+def test_product_times_a_number_beside_a_wide_residual(device: torch.device, bias: bool) -> None:
+    """A residual stream in fp32 and products in 16 bits: each result is of the dtype that it goes to."""
+    half = torch.bfloat16 if device.type == "cuda" else torch.float16
+    inputs, config = Inputs(3, 18, 72, half, device), LinearConfig(8, 128, 4)
+    stream = torch.randn(3, 18, device=device)
+    given = {"bias": inputs.bias if bias else None, "residual": stream, "multiplier": 0.3}
+    expected = functional.linear(
+        inputs.x.float(), inputs.weight.float(), inputs.bias.float() if bias else None
+    )
+    for op in (linear_torch, partial(linear_triton, config=config)):
+        got = op(inputs.x, inputs.weight, **given)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, stream + 0.3 * expected, rtol=1e-2, atol=1e-2)
+    wide = inputs.x.float()
+    normed = rms_norm_torch(wide, inputs.norm) @ inputs.weight.float().T
+    for op in (linear_torch, partial(linear_triton, config=config)):
+        assert_near(op(wide, inputs.weight, norm=inputs.norm), normed.to(half))
 
 
 def test_rows_do_not_see_each_other(device: torch.device) -> None:
