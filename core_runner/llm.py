@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,13 +17,16 @@ from core_runner.errors import ConfigError, RequestError
 from core_runner.loader import Progress
 from core_runner.output_processor import OutputProcessor
 from core_runner.outputs import CompletionOutput, EngineStats, RequestOutput, TextDelta
+from core_runner.programs import ProgramEnd
 from core_runner.prompts import Prompt, as_many, as_params
 from core_runner.request import Request
 from core_runner.sampling_params import SamplingParams
 from core_runner.structured.grammars import Grammars
+from core_runner.tasks import TaskCall
 from core_runner.text import Tokenizer, load_tokenizer
 from model_states import Component, PluginManager
 from model_states.loading import GenerationDefaults
+from model_states.tasks import Program
 
 Message = Mapping[str, Any]
 OnBadPrompt = Literal["raise", "return"]
@@ -45,7 +48,7 @@ class LLM:
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """Load `model` (hub name or directory; None is the embedded one).
+        """Load `model`: a hub name, a directory, or "embedded:NAME"; None is the default embedded one.
 
         options: the fields of `RunnerConfig`. plugins: plugin modules beside the installed ones. progress(what,
         done, total) follows the loading. Errors: `ConfigError`, or `model_states.ModelStateError` for the model.
@@ -111,6 +114,19 @@ class LLM:
         tokenizer = self._require_tokenizer()
         return [tokenizer.apply_chat_template(conversation) for conversation in many]
 
+    def run(
+        self, programs: Iterable[Program], *, on_advance: Callable[[], None] | None = None
+    ) -> Generator[ProgramEnd, None, None]:
+        """Run programs of requests (see `model_states.tasks`), all at once; gives each as it ends.
+
+        programs: begun in order, as there is room. A bad request, or whatever else a program raises, ends that program
+        alone. on_advance: called when some have gone on. Closing the iterator aborts what is not finished.
+        """
+        num_reqs = self.config.max_num_reqs
+        call = Call([], False, self.engine, self._processor, wants_text=False, most_queued=num_reqs)
+        most_requests = num_reqs + max(num_reqs // 4, 1)
+        return TaskCall(call, self._make_job, self._step, self._lock, most_requests).run(programs, on_advance)
+
     def stats(self) -> EngineStats:
         """Counters of the engine."""
         return self.engine.stats()
@@ -170,17 +186,23 @@ class LLM:
         )
         jobs = []
         for prompt, param in zip(many, params, strict=True):
-            text = prompt if isinstance(prompt, str) else None
-            req_id = f"request-{next(self._request_numbers)}"
             try:
-                request = self._make_request(req_id, prompt, param)
-                self.engine.validate(request)
-                jobs.append(Job(text, expand(request, lambda: self._seeds.getrandbits(63))))
+                jobs.append(self._make_job(prompt, param))
             except RequestError as error:
                 if on_bad_prompt == "raise":
                     raise
-                jobs.append(Job(text, [_refusal(req_id, text, str(error))]))
+                text = prompt if isinstance(prompt, str) else None
+                jobs.append(Job(text, [_refusal(self._next_id(), text, str(error))]))
         return jobs
+
+    def _make_job(self, prompt: Prompt, params: SamplingParams) -> Job:
+        request = self._make_request(self._next_id(), prompt, params)
+        self.engine.validate(request)
+        text = prompt if isinstance(prompt, str) else None
+        return Job(text, expand(request, lambda: self._seeds.getrandbits(63)))
+
+    def _next_id(self) -> str:
+        return f"request-{next(self._request_numbers)}"
 
     def _make_request(self, req_id: str, prompt: Prompt, params: SamplingParams) -> Request:
         model_inputs: Mapping[str, Any] = {}

@@ -23,6 +23,7 @@ class _Tracked:
     prompt: str | None
     sink: Sink
     stream: bool
+    wants_text: bool
     # Only requests that stream or have stop strings pay for detokenizing token by token.
     detokenizer: IncrementalDetokenizer | None
     token_ids: list[int] = field(default_factory=list)
@@ -41,9 +42,18 @@ class OutputProcessor:
         self._completed: dict[str, list[tuple[Request, CompletionOutput]]] = {}
 
     def track(
-        self, request: Request, request_index: int, prompt: str | None, sink: Sink, stream: bool
+        self,
+        request: Request,
+        request_index: int,
+        prompt: str | None,
+        sink: Sink,
+        stream: bool,
+        wants_text: bool = True,
     ) -> None:
-        """Send this request's deltas to `sink`: one per step when it streams, else only the last."""
+        """Send this request's deltas to `sink`: one per step when it streams, else only the last.
+
+        wants_text: False leaves the text empty, where stop strings do not need it.
+        """
         params = request.sampling_params
         request.reports_tokens = stream or bool(params.stop)
         detokenizer = None
@@ -51,7 +61,9 @@ class OutputProcessor:
             detokenizer = IncrementalDetokenizer(
                 self._tokenizer, skip_special_tokens=params.skip_special_tokens, stop=tuple(params.stop)
             )
-        self._tracked[request.req_id] = _Tracked(request, request_index, prompt, sink, stream, detokenizer)
+        self._tracked[request.req_id] = _Tracked(
+            request, request_index, prompt, sink, stream, wants_text, detokenizer
+        )
 
     def forget(self, prompt_id: str, req_ids: Iterable[str]) -> None:
         """Drop a prompt and its requests, whose caller has gone; their later updates go nowhere."""
@@ -132,7 +144,7 @@ class OutputProcessor:
         )
 
     def _decode(self, tracked: _Tracked) -> str:
-        if self._tokenizer is None:
+        if self._tokenizer is None or not tracked.wants_text:
             return ""
         skip = tracked.request.sampling_params.skip_special_tokens
         return self._tokenizer.decode(tracked.token_ids, skip_special_tokens=skip)

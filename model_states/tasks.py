@@ -1,8 +1,11 @@
 """Tasks: what a model does that takes more than one completion, written as programs of requests.
 
-A program is a generator. It yields what it waits for, requests or other programs, all of which run at the same time in
-one continuous batch with everybody's; it is sent their results, in that order; and it returns its own result. So the
-plugin says what depends on what, and the core owns requests, batches and aborts as for any other.
+A program is a generator. It yields what it waits for: requests, other programs, and functions, all of which run at the
+same time, the requests in one continuous batch with everybody's. It is sent their results, in that order, and returns a
+result of its own. So the plugin says what depends on what, and the core owns requests, batches and aborts as for any
+other.
+
+Where one of what it waits for fails, the others are given up, and the error is raised in the program at its `yield`.
 """
 
 from __future__ import annotations
@@ -48,8 +51,9 @@ class TaskOutput:
     error: str | None = None
 
 
-# Yields requests and programs that it waits for, is sent their results in that order, and returns its own. The result
-# of a request is a `TaskOutput`, that of a program whatever it returned.
+# Yields what it waits for, is sent the results in that order, and returns its own. The result of a `TaskRequest` is a
+# `TaskOutput`, that of a program whatever it returned. A function without arguments is run by a thread beside the
+# steps, for work of the host that would hold them up; it must not use the device.
 Program = Generator[Sequence[Any], Sequence[Any], Any]
 
 
