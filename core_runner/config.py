@@ -13,7 +13,8 @@ from core_runner.errors import ConfigError
 class RunnerConfig:
     """Settings of one runner. `None` means: decided at load, and logged.
 
-    model: hub name or local directory; None is the default plugin's embedded model.
+    model: hub name or local directory; "embedded:NAME" is the model that model state NAME ships, and None the default
+        plugin's.
     device: "cpu", "cuda", "cuda:1"; None takes a GPU where there is one.
     dtype: "float32", "bfloat16", "float16"; None takes the checkpoint's on a GPU and float32 on a CPU.
     max_model_len: tokens of prompt and output together, L; None is the model's own limit.

@@ -25,8 +25,7 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
     """Choose the model state for `config.model` and load it."""
     device = pick_device(config.device)
     Thread(target=_wake, args=(device,), daemon=True).start()
-    model = config.model or str(plugins.default_embedded_model())
-    checkpoint = load_checkpoint_config(model, trust_remote_code=config.trust_remote_code)
+    checkpoint = load_checkpoint_config(plugins.locate(config.model), trust_remote_code=config.trust_remote_code)
     state_class = plugins.select(checkpoint, config.model_state)
     model_config = ModelConfig(
         checkpoint=checkpoint,

@@ -110,7 +110,9 @@ class ModelState(Component, ABC):
 
     @classmethod
     def embedded_model(cls) -> Path | None:
-        """Directory of a model that is shipped inside the plugin's package, or None."""
+        """Directory of a model that is shipped inside the plugin's package, or None. Users call it
+        "embedded:NAME", NAME being the class's `name`.
+        """
         return None
 
     def tasks(self) -> Mapping[str, Any]:

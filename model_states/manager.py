@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 from model_states import selection
 from model_states.discovery import DISABLE_VARIABLE, Plugin, discover, given, refuse_conflicts
@@ -26,6 +26,9 @@ from model_states.interface import ModelState
 
 if TYPE_CHECKING:
     from model_states.config import CheckpointConfig, ModelConfig
+
+EMBEDDED: Final = "embedded:"
+"""What a model's name starts with when it is the one that a model state ships."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,23 +111,48 @@ class PluginManager:
         owner = next(plugin for plugin in self._plugins if choice.model_state in plugin.classes)
         return selection.explanation(checkpoint, choice, owner.label, self._broken())
 
+    def locate(self, model: str | None) -> str:
+        """The directory or hub name behind what a user calls a model.
+
+        None is the default embedded model and "embedded:NAME" the one that model state NAME ships; any other
+        string is what it says. Raises `UnsupportedModelError` if there is no such embedded model.
+        """
+        if model is None:
+            return str(self.default_embedded_model())
+        if not model.startswith(EMBEDDED):
+            return model
+        return str(self.embedded_model(model.removeprefix(EMBEDDED)))
+
     def default_embedded_model(self) -> Path:
         """Directory of the model used when none is named: the fallback's, else that of the first class with
         one.
 
         Raises `UnsupportedModelError` if no plugin ships a model, or if its directory is missing.
         """
-        for cls in sorted(self.model_states, key=lambda cls: not cls.fallback):
-            path = cls.embedded_model()
-            if path is not None and not path.is_dir():
-                problem = (
-                    f"model state {cls.name!r} declares an embedded model at {path}, which is no directory"
-                )
-                raise UnsupportedModelError(f"{problem}; reinstall its plugin, or name a model")
-            if path is not None:
-                return path
-        note = selection.broken_note(self._broken()) + self._disabled_note()
-        raise UnsupportedModelError(f"no usable plugin ships an embedded model; name a model{note}")
+        shipping = self._shipping()
+        if not shipping:
+            raise UnsupportedModelError(
+                f"no usable plugin ships an embedded model; name a model{self._missing_note()}"
+            )
+        return _shipped(min(shipping.values(), key=lambda cls: not cls.fallback))
+
+    def embedded_model(self, name: str) -> Path:
+        """Directory of the model that the model state of this name ships.
+
+        Raises `UnsupportedModelError`, which lists those that ship one, if it does not, or if the directory is
+        missing.
+        """
+        shipping = self._shipping()
+        if name not in shipping:
+            known = ", ".join(EMBEDDED + other for other in shipping) or "none"
+            raise UnsupportedModelError(
+                f"{EMBEDDED + name!r}: no usable model state {name!r} ships an embedded model; there are: "
+                f"{known}{self._missing_note()}"
+            )
+        return _shipped(shipping[name])
+
+    def _shipping(self) -> dict[str, type[ModelState]]:
+        return {cls.name: cls for cls in self.model_states if cls.embedded_model() is not None}
 
     def _choose(self, checkpoint: CheckpointConfig, name: str | None) -> selection.Choice:
         try:
@@ -132,12 +160,26 @@ class PluginManager:
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{error}{self._disabled_note()}") from error
 
+    def _missing_note(self) -> str:
+        return selection.broken_note(self._broken()) + self._disabled_note()
+
     def _disabled_note(self) -> str:
         names = ", ".join(plugin.name for plugin in self._plugins if plugin.disabled)
         return f". Switched off by {DISABLE_VARIABLE}: {names}" if names else ""
 
     def _broken(self) -> dict[str, PluginError]:
         return {plugin.name: plugin.error for plugin in self._plugins if plugin.error is not None}
+
+
+def _shipped(cls: type[ModelState]) -> Path:
+    path = cls.embedded_model()
+    assert path is not None, "only asked of classes that ship a model"
+    if not path.is_dir():
+        raise UnsupportedModelError(
+            f"model state {cls.name!r} declares an embedded model at {path}, which is no directory; reinstall its "
+            "plugin, or name a model"
+        )
+    return path
 
 
 def _row(plugin: Plugin) -> PluginRow:

@@ -235,7 +235,12 @@ structure_options = _section(
 )
 model_options = _section(
     "Model",
-    _option("-m", "--model", metavar="NAME|DIR", help="Hub name or directory. [default: the embedded model]"),
+    _option(
+        "-m",
+        "--model",
+        metavar="NAME|DIR",
+        help="Hub name, directory, or embedded:NAME, which model state NAME ships. [default: the embedded model]",
+    ),
     _option(
         "--tokenizer", metavar="NAME|DIR", help="Tokenizer of another checkpoint. [default: the model's]"
     ),

@@ -39,8 +39,9 @@ def explain(model: str, model_state: str | None, trust_remote_code: bool) -> Non
     """Say which model state serves MODEL, why, and what it cannot do."""
     from model_states.loading import load_checkpoint_config
 
-    checkpoint = load_checkpoint_config(model, trust_remote_code=trust_remote_code)
-    click.echo(_quiet_manager().explain(checkpoint, model_state))
+    manager = _quiet_manager()
+    checkpoint = load_checkpoint_config(manager.locate(model), trust_remote_code=trust_remote_code)
+    click.echo(manager.explain(checkpoint, model_state))
 
 
 def _quiet_manager() -> PluginManager:

@@ -260,6 +260,39 @@ def test_embedded_model_is_the_fallbacks_then_the_first(tmp_path):
         manager_of(having("x", tmp_path / "gone")).default_embedded_model()
 
 
+def test_embedded_models_have_names(tmp_path):
+    def having(name, path, **attributes):
+        return make_state(name, embedded_model=classmethod(lambda cls: path), **attributes)
+
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    manager = manager_of(
+        having("x", tmp_path / "a"),
+        having("y", tmp_path / "b", fallback=True),
+        having("gone", tmp_path / "c"),
+        make_state("none"),
+    )
+    assert manager.locate(None) == str(tmp_path / "b")
+    assert manager.locate("embedded:x") == str(tmp_path / "a")
+    for elsewhere in ("owner/name", "/some/where", "x", "embedded"):
+        assert manager.locate(elsewhere) == elsewhere
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"^'embedded:none': no usable model state 'none' ships .*: embedded:x, embedded:y, embedded:gone$",
+    ):
+        manager.locate("embedded:none")
+    with pytest.raises(UnsupportedModelError, match=r"'gone' declares .*c, which is no directory"):
+        manager.locate("embedded:gone")
+
+
+def test_an_embedded_model_that_is_missing_names_what_was_switched_off(tmp_path, monkeypatch):
+    install(tmp_path, "alone", plugin_source("alone", "AloneLM"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("MODEL_STATES_DISABLE", "alone")
+    with pytest.raises(UnsupportedModelError, match=r"'embedded:alone'.*MODEL_STATES_DISABLE: alone"):
+        PluginManager().locate("embedded:alone")
+
+
 def test_errors_are_value_errors_of_one_tree():
     assert issubclass(PluginError, ValueError)
 
