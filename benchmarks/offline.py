@@ -57,7 +57,9 @@ def measure(args: argparse.Namespace) -> Report:
     """Every engine, one after another."""
     chosen = {name: work for name, work in workloads(args.small).items() if name in args.workloads}
     results, details = [], {}
-    for name, opener in {OURS: open_core_runner, **(peers() if args.peers else {})}.items():
+    engines = {OURS: open_core_runner, **(peers() if args.peers or args.engines else {})}
+    for name in args.engines or engines:
+        opener = engines[name]
         repeats = args.repeats if name == OURS else args.peer_repeats
         found, details[name] = measure_engine(name, opener, chosen, repeats, args)
         results += found
@@ -117,6 +119,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__file__, __doc__)
     parser.add_argument("--workloads", nargs="+", default=["W1", "W2", "W3", "W4"], metavar="W")
     parser.add_argument("--peers", action="store_true", help="run the peers that are installed, too")
+    parser.add_argument(
+        "--engines", nargs="+", choices=[OURS, *peers()], metavar="NAME", help="these alone, in this order"
+    )
     parser.add_argument("--peer-repeats", type=int, default=1)
     run_script(parser, argv, measure, show, plot)
 
