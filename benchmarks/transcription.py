@@ -4,9 +4,13 @@
     python benchmarks/transcription.py --peers --model whisper-large-v3
 
 Every window is 30 s of features (noise: what is computed does not depend on them); the encoder runs on each, and 100
-tokens are decoded greedily after a prompt of four, end ids ignored, by models of real shapes with random weights. All
-windows are there at the start. Each figure is the median of `--repeats` runs after two that compile and record.
-`--peers` runs transformers' `generate` after ours, on one fixed batch of the same windows.
+tokens are decoded greedily after a prompt of four, end ids ignored, by models of real shapes with random weights. Each
+figure is the median of `--repeats` runs after two that compile and record.
+
+`--ways` says how the windows come: `batch`, all there at the start; `arriving`, four times as many, one by one at the
+rate that the batch reached; `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading, resampling and
+features, by as many processes as there are cores, whose start counts too. `--peers` runs transformers' `generate`
+after ours, on one fixed batch of the same windows.
 """
 
 from __future__ import annotations
@@ -31,15 +35,20 @@ from common import (
     timed,
 )
 from plots import barh_panels
+from transcription_ways import ArrivingWindows, WavFiles
+
+from core_runner import LLM
 
 OURS, THEIRS = "core-runner", "transformers generate"
+WAYS = ("batch", "arriving", "wav")
 # Shape -> windows at once.
 WINDOWS = {"whisper-large-v3-turbo": (256, 64), "whisper-large-v3": (64, 1), "tiny-speech": (3, 1)}
 WINDOW_SECONDS = 30
 PROMPT = [1, 2, 3, 4]
 NUM_TOKENS = {False: 100, True: 5}  # by --small
 
-Transcribe = Callable[[torch.Tensor], int]
+# What a run gave: windows and tokens.
+Count = tuple[int, int]
 
 
 def make_features(model: str, windows: int, small: bool) -> torch.Tensor:
@@ -51,24 +60,37 @@ def make_features(model: str, windows: int, small: bool) -> torch.Tensor:
 
 
 @contextmanager
-def open_ours(model: str, windows: int, args: argparse.Namespace) -> Iterator[Transcribe]:
+def open_ours(model: str, windows: int, args: argparse.Namespace) -> Iterator[LLM]:
     """An `LLM` with a slot for each window."""
-    options = {"encoder_batch": args.encoder_batch}
+    given = {"encoder_batch": args.encoder_batch, "encoder_ahead": args.encoder_ahead}
+    options = {name: value for name, value in given.items() if value is not None}
     limit = MODELS[model]["max_target_positions"]
     with open_llm(model, args.small, max_num_reqs=windows, max_model_len=limit, model_options=options) as llm:
-
-        def transcribe(features: torch.Tensor) -> int:
-            prompts = [
-                {"prompt_token_ids": PROMPT, "model_inputs": {"input_features": one}} for one in features
-            ]
-            outputs = llm.generate(prompts, greedy(NUM_TOKENS[args.small]))
-            return sum(len(output.outputs[0].token_ids) for output in outputs)
-
-        yield transcribe
+        yield llm
 
 
-@contextmanager
-def open_theirs(model: str, windows: int, args: argparse.Namespace) -> Iterator[Transcribe]:
+def measure_ours(model: str, windows: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A result for each way."""
+    features, num_tokens = make_features(model, windows, args.small), NUM_TOKENS[args.small]
+    prompts = [{"prompt_token_ids": PROMPT, "model_inputs": {"input_features": one}} for one in features]
+    with open_ours(model, windows, args) as llm:
+
+        def batch() -> Count:
+            outputs = llm.generate(prompts, greedy(num_tokens))
+            return windows, sum(len(output.outputs[0].token_ids) for output in outputs)
+
+        found = measure_one(batch, num_tokens, args.repeats)
+        yield {"way": "batch", **found}
+        rate = found["speed"] / WINDOW_SECONDS
+        if "arriving" in args.ways:
+            arriving = ArrivingWindows(llm, prompts, num_tokens, 4 * windows, rate)
+            yield {"way": "arriving", **measure_one(arriving.run, num_tokens, args.repeats)}
+        if "wav" in args.ways:
+            with WavFiles(llm, PROMPT, num_tokens, windows, 4 * windows) as files:
+                yield {"way": "wav", **measure_one(files.run, num_tokens, args.repeats)}
+
+
+def measure_theirs(model: str, windows: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """transformers' plain `generate`, which is what its class for this model ends in."""
     from transformers import AutoConfig, GenerationMixin, WhisperForConditionalGeneration
 
@@ -78,59 +100,64 @@ def open_theirs(model: str, windows: int, args: argparse.Namespace) -> Iterator[
         module = WhisperForConditionalGeneration._from_config(
             config, dtype=dtype, attn_implementation="sdpa"
         ).eval()
-    num_tokens = NUM_TOKENS[args.small]
+    features, num_tokens = make_features(model, windows, args.small), NUM_TOKENS[args.small]
 
-    def transcribe(features: torch.Tensor) -> int:
-        ids = torch.tensor([PROMPT] * len(features), device=device)
+    def transcribe() -> Count:
+        ids = torch.tensor([PROMPT] * windows, device=device)
         limits = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "eos_token_id": None}
         inputs = {"input_features": features.to(dtype), "decoder_input_ids": ids}
         out = GenerationMixin.generate(module, **inputs, do_sample=False, num_beams=1, **limits)
-        return int(out[:, len(PROMPT) :].numel())
+        return windows, int(out[:, len(PROMPT) :].numel())
 
-    yield transcribe
+    yield {"way": "batch", **measure_one(transcribe, num_tokens, args.repeats)}
 
 
-def measure_one(transcribe: Transcribe, features: torch.Tensor, wanted: int, repeats: int) -> dict[str, Any]:
-    """Speed of one row by one engine; every run must give the tokens that were asked for."""
-    tokens = [transcribe(features) for _ in range(2)]
-    seconds = timed(lambda: tokens.append(transcribe(features)), repeats)
-    if set(tokens) != {wanted}:
-        raise RuntimeError(f"{wanted} tokens were asked for, the runs gave {tokens}")
-    return {"tokens": wanted, "seconds": seconds, "speed": WINDOW_SECONDS * len(features) / median(seconds)}
+def measure_one(run: Callable[[], Count], num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Speed of one row; every run must give the tokens that were asked for."""
+    counts = [run() for _ in range(2)]
+    seconds = timed(lambda: counts.append(run()), repeats)
+    windows = counts[0][0]
+    if set(counts) != {(windows, windows * num_tokens)}:
+        raise RuntimeError(f"{num_tokens} tokens a window were asked for, the runs gave {counts}")
+    speed = WINDOW_SECONDS * windows / median(seconds)
+    return {"tokens": windows * num_tokens, "seconds": seconds, "speed": speed}
 
 
 def measure(args: argparse.Namespace) -> Report:
     """Every number of windows by every engine."""
     results = []
+    engines = {OURS: measure_ours, **({THEIRS: measure_theirs} if args.peers else {})}
     for windows in args.windows or WINDOWS[args.model]:
-        features = make_features(args.model, windows, args.small)
-        for engine, opener in {OURS: open_ours, **({THEIRS: open_theirs} if args.peers else {})}.items():
-            with opener(args.model, windows, args) as transcribe, torch.inference_mode():
-                found = measure_one(transcribe, features, windows * NUM_TOKENS[args.small], args.repeats)
-            results.append({"engine": engine, "windows": windows, **found})
-            print(f"{engine}, {windows} at once: {found['speed']:,.0f} s/s", flush=True)
-            del transcribe
+        for engine, measure_engine in engines.items():
+            with torch.inference_mode():
+                for found in measure_engine(args.model, windows, args):
+                    results.append({"engine": engine, "windows": windows, **found})
+                    print(f"{_label(results[-1])}, {windows} at once: {found['speed']:,.0f} s/s", flush=True)
             free_memory()
     return {"results": results}
 
 
+def _label(result: dict[str, Any]) -> str:
+    return result["engine"] if result["way"] == "batch" else f"{result['engine']}, {result['way']}"
+
+
 def _by_windows(report: Report) -> dict[int, dict[str, float]]:
-    """Windows at once -> engine -> speed."""
+    """Windows at once -> engine and way -> speed."""
     speeds: dict[int, dict[str, float]] = {}
     for result in report["results"]:
-        speeds.setdefault(result["windows"], {})[result["engine"]] = result["speed"]
+        speeds.setdefault(result["windows"], {})[_label(result)] = result["speed"]
     return speeds
 
 
 def show(report: Report) -> None:
-    """Windows down, engines across."""
-    engines = list(dict.fromkeys(result["engine"] for result in report["results"]))
+    """Windows down, engines and ways across."""
+    engines = list(dict.fromkeys(_label(result) for result in report["results"]))
     table = [[windows, *map(found.get, engines)] for windows, found in _by_windows(report).items()]
     show_table("seconds of audio in a second", ["windows at once", *engines], table)
 
 
 def plot(report: Report, path: Path) -> None:
-    """A panel for each number of windows, a bar for each engine."""
+    """A panel for each number of windows, a bar for each engine and way."""
     panels = {f"{windows} windows at once": found for windows, found in _by_windows(report).items()}
     environment = report["environment"]
     title = f"transcription, {environment['model']}, {environment['machine']}"
@@ -145,8 +172,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--windows", type=int, nargs="+", metavar="N", help="windows at once (default: see above)"
     )
     parser.add_argument(
-        "--encoder-batch", type=int, default=16, help="windows that the encoder takes at once"
+        "--encoder-batch",
+        type=int,
+        help="windows that the encoder takes at once (default: the component's own)",
     )
+    parser.add_argument(
+        "--encoder-ahead", type=int, help="encoder runs beside the steps (default: the component's own)"
+    )
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["batch"], help="see above")
     small = parser.parse_known_args(argv)[0].small
     parser.set_defaults(model="tiny-speech" if small else "whisper-large-v3-turbo")
     run_script(parser, argv, measure, show, plot)

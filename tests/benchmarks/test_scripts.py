@@ -54,6 +54,18 @@ def test_transcription_beside_transformers(run_small, capsys) -> None:
     assert "windows at once" in capsys.readouterr().out
 
 
+def test_transcription_of_windows_that_come_one_by_one(run_small, capsys) -> None:
+    pytest.importorskip("av")
+    report = run_small(transcription, "--windows", "3", "--ways", "wav", "arriving", "--repeats", "1")
+    found = {r["way"]: r for r in report["results"]}
+    assert list(found) == ["batch", "arriving", "wav"]
+    for way, result in found.items():
+        windows = 3 if way == "batch" else 12
+        assert result["tokens"] == windows * 5
+        assert result["speed"] == pytest.approx(windows * 30 / result["seconds"][0])
+    assert "core-runner, wav" in capsys.readouterr().out
+
+
 def test_agreement(run_small, capsys) -> None:
     report = run_small(agreement)
     found = {(r["asked"], r["oracle"]): r for r in report["results"]}
