@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path += [str(paths.ROOT), str(paths.ROOT / "plugins")]  # where core-runner is not installed
-from core_runner import LLM, SamplingParams  # noqa: E402
+from core_runner import LLM, SamplingParams
 
 
 class Answers:
