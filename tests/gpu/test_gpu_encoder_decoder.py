@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from model_states_whisper.listening import Listener, Spoken
 from support.drained import Drained
 from support.encoder_decoder import ask, encoder_runs, features, reference, save_speech_model, save_text_model
 from support.reference import assert_exact
+from support.tiny_words import PROMPT, save_word_model
 
 from core_runner import SamplingParams
 
@@ -100,3 +102,35 @@ def test_steps_with_new_audio_never_synchronise(tmp_path: Path, drained: Drained
         runner.execute_model, runner.sample_tokens = execute, sample
     assert encoder_runs(llm) - before == count
     assert llm.stats().step_ways["step graph"] > steps
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_listening_for_words_equals_that_of_the_cpu_and_never_synchronises(
+    dtype: str, tmp_path: Path, drained: Drained
+) -> None:
+    save_word_model(tmp_path)
+    texts = [[5], [0, 40, 41, 6, 90, 90], list(range(3, 45, 2))]
+    spoken = [
+        Spoken(
+            prompt=PROMPT, text=text, model_inputs={"input_features": features(seed)}, num_positions=20 - seed
+        )
+        for seed, text in enumerate(texts)
+    ]
+    heard = []
+    for device in ("cpu", "cuda"):
+        kind = "float32" if device == "cpu" else dtype
+        options = {**OPTIONS, "device": device, "dtype": kind}
+        llm = drained(str(tmp_path), probe=ask(99, [3, 5]), poison=False, **options)
+        llm.generate(ask(1, PROMPT), SamplingParams(temperature=0.0, max_tokens=2))  # one of three is kept
+        listener = Listener(llm.engine.runner.model_state)
+        list(listener.listen(spoken))  # kernels are compiled and pinned memory is taken
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            heard.append(list(listener.listen(spoken)))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    close = {"atol": 1e-4, "rtol": 1e-3} if dtype == "float32" else {"atol": 0.1, "rtol": 0.1}
+    for expected, found in zip(*heard, strict=True):
+        torch.testing.assert_close(found.weights.cpu(), expected.weights, **close)
+        torch.testing.assert_close(found.probabilities.cpu(), expected.probabilities, **close)
