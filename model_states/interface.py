@@ -58,6 +58,8 @@ class ModelState(Component, ABC):
     architectures: transformers' class names that it claims. fallback: takes models that nobody claims.
     capabilities: names out of `CAPABILITIES`; what is missing is switched off, or refused if asked for.
     options: settings of its own that a user may give as `model_options`: name -> what it is, in a line.
+    embedded_tasks: the tasks whose default model is `embedded_model()`: name of the task (`model_states.tasks`) -> what
+        whoever uses it should know first, as the end of a sentence that begins with "the embedded model".
     compiles_ahead: at load, steps of padding may be run in which kernels are compiled and not launched, so that
     tensors which they would have written hold garbage; no index may be made of those.
     components: filled by `__init__`; their hooks are bound after the model state's own, in this order.
@@ -70,6 +72,7 @@ class ModelState(Component, ABC):
     fallback: ClassVar[bool] = False
     capabilities: ClassVar[frozenset[str]] = frozenset()
     options: ClassVar[Mapping[str, str]] = {}
+    embedded_tasks: ClassVar[Mapping[str, str]] = {}
     compiles_ahead: ClassVar[bool] = False
 
     components: Sequence[Component]

@@ -151,6 +151,18 @@ class PluginManager:
             )
         return _shipped(shipping[name])
 
+    def embedded_for_task(self, task: str) -> tuple[str, str]:
+        """Name ("embedded:NAME") of the model used for a task when none is named, and what to know of it first.
+
+        Raises `UnsupportedModelError` if no plugin ships a model for the task.
+        """
+        for name, cls in self._shipping().items():
+            if task in cls.embedded_tasks:
+                return EMBEDDED + name, cls.embedded_tasks[task]
+        raise UnsupportedModelError(
+            f"no usable plugin ships an embedded model for {task}; name a model{self._missing_note()}"
+        )
+
     def _shipping(self) -> dict[str, type[ModelState]]:
         return {cls.name: cls for cls in self.model_states if cls.embedded_model() is not None}
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +10,15 @@ import click
 
 from core_runner.cli import remember_debug
 from core_runner.cli.options import (
-    MODEL_OPTIONS,
     SAMPLING_OPTIONS,
-    SectionedCommand,
     engine_options,
-    given,
     input_options,
     model_options,
     output_options,
     sampling_options,
     structure_options,
 )
+from core_runner.cli.sections import SectionedCommand, given
 
 if TYPE_CHECKING:
     from core_runner.llm import LLM
@@ -121,36 +117,16 @@ def _check_sources(options: dict[str, Any]) -> None:
         )
 
 
-@contextmanager
-def _opened(options: dict[str, Any]) -> Iterator[tuple[LLM, float]]:
-    """The loaded model and the seconds that took.
-
-    Closing runs the engine until nothing is in flight. After Ctrl-C in the middle of a step that cannot be
-    done, nor is it worth the wait: the process is about to end.
-    """
-    from core_runner.cli.progress import progress_bars
-
-    started = time.perf_counter()
-    with progress_bars() as report:
-        report("Starting", 0, 0)
-        # Importing torch takes seconds, in which a person should see that something happens.
-        from core_runner import LLM
-
-        report("Starting", 1, 1)
-        llm = LLM(**given(options, MODEL_OPTIONS), progress=report)
-    yield llm, time.perf_counter() - started
-    llm.close()
-
-
 def _generate_text(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
     """Stream the prompts' texts to stdout; returns whether a request failed."""
+    from core_runner.cli.model import opened_model
     from core_runner.cli.prompts import conversation, read_prompts
     from core_runner.cli.stats import Clock
     from core_runner.cli.text import print_logprobs, write_texts
 
     texts = read_prompts(options["prompts"], options["prompt_file"])
     failed = False
-    with _opened(options) as (llm, load_s):
+    with opened_model(options) as (llm, load_s):
         prompts: list[Any] = list(texts)
         if options["chat"]:
             prompts = llm.render_chat([conversation(text, options["system"]) for text in texts])
@@ -172,12 +148,13 @@ def _generate_text(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
 def _generate_rows(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
     """Run the rows, each written when it is finished. A bad row says so itself: the batch has not failed."""
     from core_runner.cli.batch import opened_rows, refuse_same_file, run_batch
+    from core_runner.cli.model import opened_model
     from core_runner.cli.results import ResultsFile
     from core_runner.cli.stats import Clock
 
     refuse_same_file(options["input_path"], options["output_path"])
     results = ResultsFile(options["output_path"], resume=options["resume"], overwrite=options["overwrite"])
-    with opened_rows(options) as source, _opened(options) as (llm, load_s), results:
+    with opened_rows(options) as source, opened_model(options) as (llm, load_s), results:
         clock = Clock(llm, load_s)
         num_failed = run_batch(llm, source.read(_sampling(llm, chosen)), source.num_rows, results, clock)
         if options["stats"]:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 _CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 
 
+def for_terminal(text: str) -> str:
+    """The text with its control characters replaced."""
+    return text.translate(_CONTROLS)
+
+
 class TextWriter:
     """Writes the deltas of several prompts in the order of the prompts, and each one's completions in theirs.
 
@@ -51,7 +56,7 @@ class TextWriter:
     def _emit(self, text: str) -> None:
         if text:
             self._last = text[-1]
-            sys.stdout.write(text.translate(_CONTROLS) if self._to_terminal else text)
+            sys.stdout.write(for_terminal(text) if self._to_terminal else text)
 
     def _finish_line(self) -> None:
         if self._last != "\n":

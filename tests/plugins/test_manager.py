@@ -285,6 +285,27 @@ def test_embedded_models_have_names(tmp_path):
         manager.locate("embedded:gone")
 
 
+def test_a_task_has_its_own_default_model(tmp_path):
+    def having(name, tasks, **attributes):
+        return make_state(
+            name, embedded_model=classmethod(lambda cls: tmp_path), embedded_tasks=tasks, **attributes
+        )
+
+    manager = manager_of(
+        make_state("none", embedded_tasks={"transcription": "is not there"}),
+        having("other", {}, fallback=True),
+        having("first", {"transcription": "understands bells only", "translation": "knows no grammar"}),
+        having("second", {"transcription": "hears everything"}),
+    )
+    assert manager.embedded_for_task("transcription") == ("embedded:first", "understands bells only")
+    assert manager.embedded_for_task("translation")[0] == "embedded:first"
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"^no usable plugin ships an embedded model for segmentation; name a model$",
+    ):
+        manager.embedded_for_task("segmentation")
+
+
 def test_an_embedded_model_that_is_missing_names_what_was_switched_off(tmp_path, monkeypatch):
     install(tmp_path, "alone", plugin_source("alone", "AloneLM"))
     monkeypatch.syspath_prepend(tmp_path)
