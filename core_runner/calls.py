@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from core_runner.engine import Engine
 from core_runner.output_processor import OutputProcessor
-from core_runner.outputs import RequestOutput, TextDelta
+from core_runner.outputs import CompletionOutput, RequestOutput, TextDelta
 from core_runner.request import Request
 
 _LEAST_FED = 64  # requests
@@ -19,6 +19,12 @@ class Job(NamedTuple):
 
     prompt: str | None
     requests: Sequence[Request | RequestOutput]
+
+
+def refusal(req_id: str, prompt: str | None, error: str) -> RequestOutput:
+    """The result of a prompt that is not even tried."""
+    completion = CompletionOutput(index=0, text="", token_ids=[], finish_reason="error")
+    return RequestOutput(req_id, prompt, [], [completion], finished=True, error=error)
 
 
 class Call:

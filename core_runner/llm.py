@@ -7,25 +7,34 @@ import random
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Literal
 
-from core_runner.calls import Call, Job
+from core_runner.calls import Call, Job, refusal
 from core_runner.completions import expand
 from core_runner.config import RunnerConfig
 from core_runner.engine import Engine
 from core_runner.errors import ConfigError, RequestError
 from core_runner.loader import Progress
 from core_runner.output_processor import OutputProcessor
-from core_runner.outputs import CompletionOutput, EngineStats, RequestOutput, TextDelta
+from core_runner.outputs import EngineStats, RequestOutput, TextDelta
 from core_runner.programs import ProgramEnd
-from core_runner.prompts import Prompt, as_many, as_params
+from core_runner.prompts import Prompt, as_many, as_params, default_params
 from core_runner.request import Request
 from core_runner.sampling_params import SamplingParams
 from core_runner.structured.grammars import Grammars
 from core_runner.tasks import TaskCall
 from core_runner.text import Tokenizer, load_tokenizer
+from core_runner.transcription import (
+    AudioProgress,
+    OnBadAudio,
+    Transcription,
+    as_many_audios,
+    as_options,
+    transcriber_of,
+)
 from model_states import Component, PluginManager
-from model_states.loading import GenerationDefaults
+from model_states.speech import Transcript, TranscriptionOptions
 from model_states.tasks import Program
 
 Message = Mapping[str, Any]
@@ -56,7 +65,7 @@ class LLM:
         self.config = RunnerConfig(model=model, **options)
         manager = PluginManager(plugins=plugins)
         self.engine = Engine(self.config, plugins=manager, extensions=extensions, progress=progress)
-        self.default_sampling_params = _default_params(self.engine.generation_defaults)
+        self.default_sampling_params = default_params(self.engine.generation_defaults)
         self.tokenizer, self._no_tokenizer = self._load_tokenizer()
         self._set_grammars()
         self._processor = OutputProcessor(self.tokenizer, self.engine.finish)
@@ -113,6 +122,41 @@ class LLM:
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer = self._require_tokenizer()
         return [tokenizer.apply_chat_template(conversation) for conversation in many]
+
+    def transcribe(
+        self,
+        audio: Any,
+        options: TranscriptionOptions | None = None,
+        *,
+        progress: AudioProgress | None = None,
+        on_bad_audio: OnBadAudio = "raise",
+        **fields: Any,
+    ) -> list[Transcript]:
+        """Write down what is said in each audio; results in the order of the audios.
+
+        audio: one or many of float samples (a 1-D array or tensor, in [-1, 1] at the model's sampling rate), path of an
+        audio or video file, its bytes, or a binary file. options: or its fields by keyword. progress(done, total), in
+        seconds of what has been read so far. on_bad_audio: "raise" raises what is wrong with one of them, the others
+        given up; "return" gives a transcript with an `error`. Raises `RequestError` for a model without transcription.
+        """
+        ends = self.transcribe_each(audio, options, progress=progress, on_bad_audio=on_bad_audio, **fields)
+        return [transcript for _, transcript in sorted(ends, key=itemgetter(0))]
+
+    def transcribe_each(
+        self,
+        audio: Any,
+        options: TranscriptionOptions | None = None,
+        *,
+        progress: AudioProgress | None = None,
+        on_bad_audio: OnBadAudio = "raise",
+        **fields: Any,
+    ) -> Generator[tuple[int, Transcript], None, None]:
+        """As `transcribe`, but each transcript as it is done, with its place. Closing the iterator aborts the rest."""
+        state, checked = self.engine.runner.model_state, as_options(options, fields)
+        transcriber = transcriber_of(state, state.config.checkpoint.model)
+        tokenizer = self._require_tokenizer().hf
+        call = Transcription(as_many_audios(audio), transcriber, checked, tokenizer, progress)
+        return call.run(lambda programs, on_advance: self.run(programs, on_advance=on_advance), on_bad_audio)
 
     def run(
         self, programs: Iterable[Program], *, on_advance: Callable[[], None] | None = None
@@ -192,7 +236,7 @@ class LLM:
                 if on_bad_prompt == "raise":
                     raise
                 text = prompt if isinstance(prompt, str) else None
-                jobs.append(Job(text, [_refusal(self._next_id(), text, str(error))]))
+                jobs.append(Job(text, [refusal(self._next_id(), text, str(error))]))
         return jobs
 
     def _make_job(self, prompt: Prompt, params: SamplingParams) -> Job:
@@ -251,19 +295,3 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError(self._no_tokenizer)
         return self.tokenizer
-
-
-def _refusal(req_id: str, prompt: str | None, error: str) -> RequestOutput:
-    completion = CompletionOutput(index=0, text="", token_ids=[], finish_reason="error")
-    return RequestOutput(req_id, prompt, [], [completion], finished=True, error=error)
-
-
-def _default_params(defaults: GenerationDefaults) -> SamplingParams:
-    """What the checkpoint recommends; greedy where it recommends no sampling."""
-    given: dict[str, Any] = {
-        "temperature": defaults.temperature,
-        "top_k": defaults.top_k,
-        "top_p": defaults.top_p,
-    }
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(**(chosen or {"temperature": 0.0}))

@@ -8,6 +8,7 @@ from typing import Any
 
 from core_runner.errors import RequestError
 from core_runner.sampling_params import SamplingParams
+from model_states.loading import GenerationDefaults
 
 # Text, token ids, or {"prompt_token_ids": ids, "model_inputs": {...}}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -34,3 +35,14 @@ def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> 
     if len(many) != count:
         raise RequestError(f"{len(many)} sampling_params for {count} prompts; give one, or one per prompt")
     return list(many)
+
+
+def default_params(defaults: GenerationDefaults) -> SamplingParams:
+    """What the checkpoint recommends; greedy where it recommends no sampling."""
+    given: dict[str, Any] = {
+        "temperature": defaults.temperature,
+        "top_k": defaults.top_k,
+        "top_p": defaults.top_p,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(**(chosen or {"temperature": 0.0}))

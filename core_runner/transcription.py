@@ -1,0 +1,175 @@
+"""Audio in, transcripts out: files are read beside the steps, and the model's own programs do the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from core_runner.errors import CoreRunnerError, RequestError
+from core_runner.programs import ProgramEnd
+from model_states import ModelState
+from model_states.speech import Transcript, TranscriptionOptions
+from model_states.tasks import TRANSCRIPTION, Program, Transcriber
+
+if TYPE_CHECKING:
+    from core_runner.audio import Samples
+
+    Load = Callable[[Any, int], Samples]
+
+OnBadAudio = Literal["raise", "return"]
+# progress(done, total), seconds of audio.
+AudioProgress = Callable[[float, float], None]
+RunPrograms = Callable[[Iterator[Program], Callable[[], None]], Generator[ProgramEnd, None, None]]
+
+
+def as_many_audios(audio: Any) -> list[Any]:
+    """One audio or several, as a list."""
+    if hasattr(audio, "read") or isinstance(audio, str | bytes | bytearray | memoryview):
+        return [audio]
+    if hasattr(audio, "__fspath__") or _is_array(audio):
+        return [audio]
+    try:
+        return list(audio)
+    except TypeError as error:
+        raise RequestError(
+            f"audio={audio!r} must be one or many of float samples (1-D array or tensor), path, bytes or binary file"
+        ) from error
+
+
+def as_options(options: TranscriptionOptions | None, fields: dict[str, Any]) -> TranscriptionOptions:
+    """An options object, or one of keyword options; `RequestError` for both, and for what cannot be."""
+    if options is not None and fields:
+        raise RequestError(f"give options, or {', '.join(fields)}, and not both")
+    if options is not None and not isinstance(options, TranscriptionOptions):
+        raise RequestError(f"options={options!r} must be TranscriptionOptions")
+    try:
+        return options or TranscriptionOptions(**fields)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"transcription options: {error}") from error
+
+
+def transcriber_of(state: ModelState, model: str) -> Transcriber:
+    """What the model state offers; `RequestError` where that is no transcription."""
+    tasks = state.tasks()
+    if TRANSCRIPTION not in tasks:
+        raise RequestError(
+            f"model {model!r} offers no transcription (model state {state.name!r}); load a speech model"
+        )
+    transcriber: Transcriber = tasks[TRANSCRIPTION]
+    return transcriber
+
+
+class Transcription:
+    """One call: its audios, how far each of them is, and the programs that transcribe them.
+
+    Every audio is read when its turn comes, so a list may be longer than memory.
+    """
+
+    def __init__(
+        self,
+        audios: Sequence[Any],
+        transcriber: Transcriber,
+        options: TranscriptionOptions,
+        tokenizer: Any,
+        progress: AudioProgress | None,
+    ) -> None:
+        """tokenizer: transformers'. Raises `RequestError` for options that the model cannot serve."""
+        self._audios, self._transcriber, self._options = audios, transcriber, options
+        self._tokenizer, self._progress = tokenizer, progress
+        self._durations = [0.0] * len(audios)
+        self._done = [0.0] * len(audios)
+        self._shown: tuple[float, float] | None = None
+        try:  # what it refuses, it refuses before it begins
+            self._begin(0, np.zeros(0, dtype=np.float32)).close()
+        except ValueError as error:
+            raise RequestError(f"transcription options: {error}") from error
+
+    def run(
+        self, run_programs: RunPrograms, on_bad_audio: OnBadAudio
+    ) -> Generator[tuple[int, Transcript], None, None]:
+        """Place and transcript of each audio, as it is done. Closing gives up the rest."""
+        programs = (self._transcribe(index) for index in range(len(self._audios)))
+        # The readers are closed first: programs that are given up would wait for what they are in the middle of.
+        with (
+            closing(run_programs(programs, self._show_progress)) as ends,
+            _reader(self._audios) as self._load,
+        ):
+            for end in ends:
+                self._done[end.index] = self._durations[end.index]
+                yield end.index, self._result(end, on_bad_audio)
+            self._show_progress()
+
+    def _result(self, end: ProgramEnd, on_bad_audio: OnBadAudio) -> Transcript:
+        if end.error is None:
+            assert isinstance(end.result, Transcript)
+            return end.result
+        if on_bad_audio == "raise":
+            raise end.error
+        duration = self._durations[end.index]
+        return Transcript(text="", language=None, duration=duration, segments=(), error=_explain(end.error))
+
+    def _transcribe(self, index: int) -> Program:
+        audio, rate = self._audios[index], self._transcriber.sampling_rate
+        if _is_array(audio) and hasattr(audio, "detach"):
+            audio = audio.detach().cpu()
+        (samples,) = yield [partial(_read, audio, rate, self._load, f"audio {index}")]
+        self._durations[index] = duration = len(samples) / rate
+        if not len(samples):
+            return Transcript(text="", language=None, duration=duration, segments=())
+        program = self._begin(index, samples)
+        del samples  # theirs now: who needs them no more lets go of them
+        (transcript,) = yield [program]
+        return transcript
+
+    def _begin(self, index: int, samples: Samples) -> Program:
+        note = partial(self._note, index)
+        return self._transcriber.transcribe(samples, self._options, self._tokenizer, note)
+
+    def _note(self, index: int, done: float) -> None:
+        self._done[index] = done
+
+    def _show_progress(self) -> None:
+        state = sum(self._done), sum(self._durations)
+        if self._progress is not None and state != self._shown:
+            self._shown = state
+            self._progress(*state)
+
+
+@contextmanager
+def _reader(audios: Sequence[Any]) -> Iterator[Load]:
+    """What reads one audio, called from any thread; several are decoded at the same time."""
+    from core_runner.audio import AudioPool, load_audio
+
+    if len(audios) == 1:
+        yield load_audio
+        return
+    with AudioPool() as pool:
+        yield pool.load
+
+
+def _read(audio: Any, sampling_rate: int, load: Load, name: str) -> Samples:
+    """Samples float32 [n] of an array or host tensor of floats, or of whatever `load` takes."""
+    if not _is_array(audio):
+        return load(audio, sampling_rate)
+    array = np.asarray(audio)
+    if array.ndim != 1 or array.dtype.kind != "f":
+        raise RequestError(
+            f"{name} has shape {list(array.shape)} and type {array.dtype}, and must be floats in one dimension, in "
+            "[-1, 1]: mix channels down, and divide 16-bit samples by 32768"
+        )
+    if not np.isfinite(array).all():
+        raise RequestError(f"{name} holds values that are not finite; give numbers only")
+    return array.astype(np.float32, copy=False)
+
+
+def _is_array(audio: Any) -> bool:
+    """Of numpy or torch."""
+    return hasattr(audio, "dtype")
+
+
+def _explain(error: Exception) -> str:
+    return str(error) if isinstance(error, CoreRunnerError) else f"{type(error).__name__}: {error}"
