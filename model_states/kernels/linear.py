@@ -50,13 +50,16 @@ def linear_torch(
     if norm is not None:
         h = torch.empty_like(x, dtype=weight.dtype, memory_format=torch.contiguous_format)
         add_norm(x, None, None, norm, 1.0, h)
-    if residual is not None and bias is None and residual.dtype == weight.dtype:
-        return torch.addmm(residual, h, weight.T, alpha=multiplier)
+    if bias is None and (multiplier != 1.0 if residual is None else residual.dtype == weight.dtype):
+        added = h.new_empty(()) if residual is None else residual
+        return torch.addmm(added, h, weight.T, alpha=multiplier, beta=0 if residual is None else 1)
     out = functional.linear(h, weight, bias)
     if activation is not None:
         both, out = out, out.new_empty(len(out), out.shape[1] // 2)
         act_mul(both, activation, out)
-    return out if residual is None else torch.add(residual, out, alpha=multiplier)
+    if residual is None:
+        return out if multiplier == 1.0 else out * multiplier
+    return torch.add(residual, out, alpha=multiplier)
 
 
 @dataclass(frozen=True)
@@ -197,9 +200,7 @@ def _linear_kernel(
         acc = _add_product(acc, tile, w, factor, mean_square, eps, HAS_NORM, ROUNDS_FIRST)
     first_tile = tl.load(x_at, mask=is_token & (cols < K)[:, None, :], other=0.0)
     acc = _add_product(acc, first_tile, first_w, first_factor, mean_square, eps, HAS_NORM, ROUNDS_FIRST)
-    total = tl.sum(acc, 0) + biases
-    if HAS_RESIDUAL:
-        total = multiplier * total + added
+    total = multiplier * (tl.sum(acc, 0) + biases) + added
 
     OUT_M: tl.constexpr = BLOCK_M if ACTIVATION is None else BLOCK_M // 2
     out_m = m if ACTIVATION is None else m // 2
@@ -286,7 +287,7 @@ def linear(
     residual: torch.Tensor | None = None,
     multiplier: float = 1.0,
 ) -> torch.Tensor:
-    """Return x . weight^T + bias, or with a residual that and `multiplier` times it."""
+    """Return `multiplier` times x . weight^T + bias, plus residual where given."""
     return _product(x, weight, bias, residual, multiplier=multiplier)
 
 

@@ -14,6 +14,7 @@ from model_states.kernels.add_norm import RMSNorm
 from model_states.rewrites.attention import FusedAttention, recognise_attention
 from model_states.rewrites.backbone import FusedBackbone, PositionTables
 from model_states.rewrites.experts import rewrite_experts
+from model_states.rewrites.head import recognise_head
 from model_states.rewrites.layers import (
     Boundary,
     FusedLayer,
@@ -25,7 +26,6 @@ from model_states.rewrites.layers import (
 from model_states.rewrites.mlp import recognise_mlp
 from model_states.rewrites.norms import recognise_norm
 from model_states.rewrites.parts import rewrite_parts
-from model_states.rewrites.products import Projection
 from model_states.rewrites.seen import Call, StandIn, close, floats_of, random_like, watched
 from model_states.transformers_bridge import AttentionCall, AttentionFn, TransformersModel
 
@@ -70,7 +70,7 @@ def fuse_layers(
     the same numbers. Where every layer and the backbone are known, `model.forward` becomes a loop over fused layers;
     otherwise known attentions, gated networks and norms are rewritten in their places. Logs which.
     """
-    model.fused_head = _plain_head(model)
+    model.fused_head = recognise_head(model)
     rewrite_experts(model.backbone)
     seen = _watch_pass(model, calls, max_model_len)
     found = [
@@ -203,13 +203,3 @@ def _around(model: TransformersModel, seen: _Pass) -> tuple[nn.Module, float, RM
     norms = [recognise_norm(call.module) for call in ends if close(call.hidden, last)]
     norm = next((norm for norm in norms if norm is not None), None)
     return None if multiplier is None or norm is None else (embedding, multiplier, norm)
-
-
-def _plain_head(model: TransformersModel) -> Projection | None:
-    """The output embedding, where logits are nothing but its product."""
-    head = model.model.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        return None
-    plain = Projection(head.weight, head.bias)
-    x = random_like(head.weight, 2, head.in_features)
-    return plain if close(plain(x), model.compute_logits(x)) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 
 import torch
 from torch import nn
@@ -37,15 +37,16 @@ def recognise_mlp(module: nn.Module) -> GatedMLP | None:
     """The gated network that `module` computes, with its weights merged; None for anything else."""
     linears = linears_of(module)
     others = [c for c in module.children() if c not in linears and not isinstance(c, nn.Dropout)]
-    if len(others) != 1 or any(True for _ in module.parameters(recurse=False)):
+    if len(linears) not in (2, 3) or len(others) > 1 or any(True for _ in module.parameters(recurse=False)):
         return None
-    act = recognise_activation(others[0])
-    for ins, down in _orders(linears) if act is not None else ():
+    # Without a module for it, the activation is a function that the forward calls.
+    named = [recognise_activation(other) for other in others] or list(ACTIVATIONS)
+    for act, (ins, down) in product([name for name in named if name is not None], _orders(linears)):
         x = random_like(down.weight, 8, ins[0].in_features)
         gate, up = torch.cat([linear(x) for linear in ins], -1).chunk(2, -1)
         expected = tried(module, x)
-        if expected is not None and close(down(ACTIVATIONS[act or ""](gate) * up), expected):
-            found = GatedMLP(merged(ins), act or "", Projection(down.weight, down.bias))
+        if expected is not None and close(down(ACTIVATIONS[act](gate) * up), expected):
+            found = GatedMLP(merged(ins), act, Projection(down.weight, down.bias))
             return found if close(found(x), expected) else None
     return None
 

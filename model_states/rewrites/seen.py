@@ -52,8 +52,8 @@ def tried(module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
 
 
 def floats_of(module: nn.Module) -> list[float]:
-    """Numbers that a module holds as attributes: an epsilon, a multiplier."""
-    return [value for value in vars(module).values() if isinstance(value, float)]
+    """Numbers that a module holds as attributes: an epsilon, a multiplier, which a config may write without a point."""
+    return list(dict.fromkeys(float(value) for value in vars(module).values() if type(value) in (int, float)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,62 +2,29 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from torch import nn
 
-from model_states import CacheTensor, ModelConfig, UnsupportedModelError
-from model_states.components import RecurrentLayer
+from model_states import CacheTensor, ModelConfig
 from model_states.components.recurrent_state import state_dtype
-from model_states.kernels.causal_conv import causal_conv
+from model_states.kernels.rope_write import Rotary
+from model_states.rewrites.mixer import Mixer, check_silu
 from model_states.rewrites.products import Projection, merged
 from model_states_linear.kernels.gated_delta import DeltaInputs, DeltaWeights, gated_delta
 from model_states_linear.kernels.gated_norm import gated_norm
-
-
-class Mixer(nn.Module, ABC):
-    """Takes the place of one mixer of a transformers model; `layer` is its state, set once pools are declared."""
-
-    layer: RecurrentLayer
-
-    def __init__(self, conv: Any) -> None:
-        super().__init__()
-        self.conv_weight: torch.Tensor = conv.weight.squeeze(1)
-        self.conv_bias: torch.Tensor | None = conv.bias
-
-    def state_tensors(self, config: ModelConfig) -> dict[str, CacheTensor]:
-        """Shapes and dtypes of one request's state in this layer: the inputs that the convolution keeps."""
-        size, width = self.conv_weight.shape
-        return {"conv": CacheTensor((width - 1, size), config.dtype)}
-
-    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """hidden_states [1, num_tokens, hidden] of the step's flat tokens; the same shape out."""
-        return self.mix(hidden_states[0])[None]
-
-    def _convolve(self, x: torch.Tensor, silu: bool) -> torch.Tensor:
-        out = x.new_empty(x.shape)
-        pool, step = self.layer.tensors["conv"], self.layer.step
-        causal_conv(x, self.conv_weight, self.conv_bias, silu, pool, step, out)
-        return out
-
-    @abstractmethod
-    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden] to [num_tokens, hidden]."""
 
 
 class ShortConvolution(Mixer):
     """A convolution of few tokens between two gates; the inputs of the convolution are all of its state."""
 
     def __init__(self, original: Any) -> None:
-        super().__init__(original.conv)
-        self.into, self.out = merged([original.in_proj]), merged([original.out_proj])
+        super().__init__(original.conv, merged([original.in_proj]), merged([original.out_proj]))
 
-    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Gate, convolution, gate."""
-        before, after, x = self.into(hidden_states).chunk(3, -1)
-        return self.out(after * self._convolve(before * x, silu=False))
+        before, after, x = qkv.chunk(3, -1)
+        return after * self._convolve(before * x, silu=False)
 
 
 class GatedDeltaNet(Mixer):
@@ -67,15 +34,10 @@ class GatedDeltaNet(Mixer):
     """
 
     def __init__(self, original: Any) -> None:
-        super().__init__(original.conv1d)
-        if original.activation not in ("silu", "swish"):
-            name = type(original).__name__
-            raise UnsupportedModelError(
-                f"{name} has the activation {original.activation!r}; silu is supported"
-            )
+        check_silu(original)
+        super().__init__(original.conv1d, self._into(original), merged([self._out(original)]))
         self.num_heads, self.num_key_heads = int(original.num_v_heads), int(original.num_k_heads)
         self.value_size, self.key_size = int(original.head_v_dim), int(original.head_k_dim)
-        self.into, self.out = self._into(original), merged([self._out(original)])
         max_beta = 2.0 if getattr(original, "allow_neg_eigval", False) else 1.0
         self.weights = DeltaWeights(-original.A_log.float().exp(), original.dt_bias.float(), max_beta)
         norm = self._norm(original)
@@ -95,12 +57,12 @@ class GatedDeltaNet(Mixer):
         shape = (self.num_heads, self.value_size, self.key_size)
         return {**super().state_tensors(config), "delta": CacheTensor(shape, state_dtype(config))}
 
-    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Convolution, delta rule, and gated norm."""
         num_heads = self.num_heads
         by_key, by_value = self.num_key_heads * self.key_size, num_heads * self.value_size
         sizes = [2 * by_key + by_value, by_value, num_heads, num_heads]
-        mixed, gate, b, a = self.into(hidden_states).split(sizes, -1)
+        mixed, gate, b, a = qkv.split(sizes, -1)
         q, k, v = self._convolve(mixed, silu=True).split([by_key, by_key, by_value], -1)
         q, k = (part.unflatten(1, (self.num_key_heads, self.key_size)) for part in (q, k))
         v = v.unflatten(1, (num_heads, self.value_size))
@@ -108,17 +70,20 @@ class GatedDeltaNet(Mixer):
         pool, step = self.layer.tensors["delta"], self.layer.step
         gated_delta(DeltaInputs(q, k, v, a, b), self.weights, pool, step, y)
         gated_norm(y, gate, self.norm_weight, self.norm_eps, y)
-        return self.out(y.flatten(1))
+        flat: torch.Tensor = y.flatten(1)
+        return flat
 
 
 class InterleavedDeltaNet(GatedDeltaNet):
     """Its projections keep together what belongs to one key head: their rows are put in order, once."""
 
     def _into(self, original: Any) -> Projection:
-        by_head = self.num_heads // self.num_key_heads
-        sizes = [self.key_size, self.key_size, by_head * self.value_size, by_head * self.value_size]
-        rows = original.in_proj_qkvz.weight.unflatten(0, (self.num_key_heads, -1)).split(sizes, 1)
-        gates = original.in_proj_ba.weight.unflatten(0, (self.num_key_heads, -1)).split([by_head, by_head], 1)
+        num_key_heads, key_size = int(original.num_k_heads), int(original.head_k_dim)
+        by_head = int(original.num_v_heads) // num_key_heads
+        by_value = by_head * int(original.head_v_dim)
+        sizes = [key_size, key_size, by_value, by_value]
+        rows = original.in_proj_qkvz.weight.unflatten(0, (num_key_heads, -1)).split(sizes, 1)
+        gates = original.in_proj_ba.weight.unflatten(0, (num_key_heads, -1)).split([by_head, by_head], 1)
         return Projection(torch.cat([part.flatten(0, 1) for part in (*rows, *gates)]).detach(), None)
 
 
@@ -144,14 +109,3 @@ MIXERS: dict[str, type[ShortConvolution | GatedDeltaNet]] = {
     "Qwen3_5MoeGatedDeltaNet": GatedDeltaNet,
     "OlmoHybridGatedDeltaNet": SeparateDeltaNet,
 }
-
-
-def replace_mixers(model: nn.Module) -> list[Mixer]:
-    """Put ours in the place of every mixer of `model`, and give them in the order of its layers."""
-    found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in MIXERS]
-    mixers: list[Mixer] = []
-    for name, module in found:
-        mixer = MIXERS[type(module).__name__](module)
-        model.set_submodule(name, mixer)
-        mixers.append(mixer)
-    return mixers

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from model_states import Component, InputBatch, ModelConfig, ModelState, UnsupportedModelError
-from model_states.components import PagedAttention, RecurrentState
+from model_states.components import AttentionLayer, PagedAttention, RecurrentState
 from model_states.components.recurrent_state import STATE_OPTIONS
 from model_states.loading import load_transformers_model
 from model_states.rewrites.experts import rewrite_experts
+from model_states.rewrites.head import recognise_head
+from model_states.rewrites.hybrid import recognise_hybrid
+from model_states.rewrites.mixer import replace_mixers
 from model_states.rewrites.parts import rewrite_parts
 from model_states.transformers_bridge import (
     ATTN_IMPLEMENTATION,
+    AttentionCall,
     TransformersModel,
     refuse_batch_dependent_rope,
     register_attention,
 )
-from model_states_linear.mixers import replace_mixers
+from model_states_linear.mixers import MIXERS
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,7 @@ class LinearState(ModelState):
         self.model = TransformersModel(model)
         refuse_batch_dependent_rope(self.model.architecture, self.model.config, config.max_model_len)
         calls = self.model.attention_calls(every_layer=False)
-        mixers = replace_mixers(model)
+        mixers = replace_mixers(model, MIXERS)
         num_layers = self.model.config.num_hidden_layers
         if not mixers or len(mixers) + len(calls) != num_layers:
             raise UnsupportedModelError(
@@ -72,16 +76,30 @@ class LinearState(ModelState):
             config, [mixer.state_tensors(config) for mixer in mixers], can_restore=not calls
         )
         for mixer, layer in zip(mixers, recurrent.layers, strict=True):
-            mixer.layer = layer
+            mixer.attach(layer, config)
         self.components: list[Component] = [recurrent]
+        layers: list[AttentionLayer] = []
         if calls:
             paged = PagedAttention(config, [call.spec for call in calls])
-            self.model.bind(calls, paged.layers)
+            layers = paged.layers
             self.components.append(paged)
         if config.fused_layers:
-            rewrite_experts(self.model.backbone)
-            rewrite_parts(self.model.backbone, {})
+            self._fuse(calls, layers)
+        self.model.bind(calls, layers)
         self.vocab_size = self.model.vocab_size
+
+    def _fuse(self, calls: Sequence[AttentionCall], layers: Sequence[AttentionLayer]) -> None:
+        """Run the whole model as one loop, if it is of a known form; else fuse the parts that are known."""
+        model = self.model
+        model.fused_head = recognise_head(model)
+        rewrite_experts(model.backbone)
+        fused = recognise_hybrid(model, calls, layers, self.config.max_model_len)
+        if fused is None:
+            rewrite_parts(model.backbone, {})
+        model.fused = fused
+        logger.info(
+            "%s: %s", model.architecture, "parts are fused" if fused is None else "all layers are fused"
+        )
 
     def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:
         """Hidden states [num_tokens_padded, hidden] of the batch's flat tokens."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from model_states.kernels.add_norm import RMSNorm, add_norm
 from model_states.kernels.linear import MAX_ROWS, norm_linear
+from model_states.rewrites.mixer import Mixer
 from model_states.rewrites.norms import recognise_norm
-from model_states_mamba.mixers import Mixer
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,17 @@ does not clamp time steps that a finite `time_step_limit` clamps elsewhere); tha
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
-from model_states import CacheTensor, ModelConfig, UnsupportedModelError
+from model_states import CacheTensor, ModelConfig
 from model_states.components import RecurrentLayer
 from model_states.components.recurrent_state import state_dtype
-from model_states.kernels.causal_conv import causal_conv
 from model_states.kernels.rope_write import Rotary
+from model_states.rewrites.mixer import Mixer, check_silu
 from model_states.rewrites.products import Projection
 from model_states_mamba.kernels.gated_norm import GatedNorm, gated_norm
 from model_states_mamba.kernels.mixer_step import MixerWeights, mixer_step
@@ -25,73 +24,32 @@ from model_states_mamba.kernels.selective_scan import SelectiveInputs, Selective
 from model_states_mamba.kernels.ssd_scan import SsdWeights, ssd_scan
 
 
-class Mixer(nn.Module, ABC):
-    """Takes the place of one mixer of a transformers model; `layer` is its state, once it is attached."""
+class ScanMixer(Mixer):
+    """A mixer whose convolution leads into a scan with a state of its own."""
 
-    layer: RecurrentLayer
-
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__()
-        name = type(original).__name__
-        if original.activation not in ("silu", "swish"):
-            raise UnsupportedModelError(
-                f"{name} has the activation {original.activation!r}; silu is supported"
-            )
-        conv: Any = original.conv1d
-        self.conv_weight: torch.Tensor = conv.weight.squeeze(1)
-        self.conv_bias: torch.Tensor | None = conv.bias
-        self.in_multiplier: float | None = getattr(original, "ssm_in_multiplier", None)
-        # A fused layer knows a mixer by the names of attention: a product, what is between, a product.
-        self.qkv = _projection(original.in_proj)
-        self.out = _projection(original.out_proj)
-        self.stand_in: torch.Tensor | None = None
+    def __init__(self, original: Any) -> None:
+        check_silu(original)
+        super().__init__(
+            original.conv1d,
+            _projection(original.in_proj),
+            _projection(original.out_proj),
+            getattr(original, "ssm_in_multiplier", None),
+        )
 
     def state_tensors(self, config: ModelConfig) -> dict[str, CacheTensor]:
-        """Shapes and dtypes of one request's state in this layer."""
-        size, width = self.conv_weight.shape
-        return {
-            "conv": CacheTensor((width - 1, size), config.dtype),
-            "ssm": CacheTensor(self._ssm_shape(), state_dtype(config)),
-        }
-
-    def attach(self, layer: RecurrentLayer, config: ModelConfig) -> None:
-        """Take the state of `layer`, and make what a step needs beside it."""
-        self.layer = layer
-
-    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """hidden_states [1, num_tokens, hidden] of the step's flat tokens; the same shape out."""
-        return (self.mix(hidden_states[0]) if self.stand_in is None else self.stand_in)[None]
-
-    def mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden] to [num_tokens, hidden]."""
-        if self.in_multiplier is not None:
-            hidden_states = hidden_states * self.in_multiplier
-        return self.out(self.attend(self.qkv(hidden_states), None))
-
-    def rotary(self, positions: torch.Tensor) -> None:
-        """A mixer knows the order of its tokens without."""
-
-    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty(x.shape)
-        causal_conv(
-            x, self.conv_weight, self.conv_bias, True, self.layer.tensors["conv"], self.layer.step, out
-        )
-        return out
+        """The inputs that the convolution keeps, and the state of the scan."""
+        return {**super().state_tensors(config), "ssm": CacheTensor(self._ssm_shape(), state_dtype(config))}
 
     @abstractmethod
     def _ssm_shape(self) -> tuple[int, ...]:
         """Shape of one request's state behind the convolution."""
-
-    @abstractmethod
-    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-        """From the projected tokens to what the last product takes, [num_tokens, ..]."""
 
 
 def _projection(module: Any) -> Projection:
     return Projection(module.weight, module.bias)
 
 
-class HeadMixer(Mixer):
+class HeadMixer(ScanMixer):
     """Mamba-2: one decay for each head. The family differs in multipliers, in the norm and in the clamp of dt."""
 
     def __init__(self, original: Any) -> None:
@@ -128,7 +86,7 @@ class HeadMixer(Mixer):
             return out
         by_group = self.num_groups * self.state_size
         gate, mixed, dt = projected.split([self.size, self.size + 2 * by_group, self.num_heads], -1)
-        x, b, c = self._convolve(mixed).split([self.size, by_group, by_group], -1)
+        x, b, c = self._convolve(mixed, silu=True).split([self.size, by_group, by_group], -1)
         y = x.new_empty(len(x), self.num_heads, self.head_size)
         ssd_scan(
             x.unflatten(1, (self.num_heads, self.head_size)),
@@ -161,7 +119,7 @@ def _gated_norm(norm: Any) -> GatedNorm:
     )
 
 
-class ChannelMixer(Mixer):
+class ChannelMixer(ScanMixer):
     """Mamba-1: a decay for every channel and state. Some models norm dt, b and c."""
 
     def __init__(self, original: Any) -> None:
@@ -179,7 +137,7 @@ class ChannelMixer(Mixer):
     def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Convolution and gated scan."""
         mixed, gate = qkv.chunk(2, -1)
-        x = self._convolve(mixed)
+        x = self._convolve(mixed, silu=True)
         parts = self.x_proj(x).split([self.rank, self.state_size, self.state_size], -1)
         dt, b, c = (
             part if norm is None else norm(part) for norm, part in zip(self.norms, parts, strict=True)
@@ -191,7 +149,7 @@ class ChannelMixer(Mixer):
 
 
 # transformers' mixers -> what takes their place.
-MIXERS: dict[str, type[Mixer]] = {
+MIXERS: dict[str, type[ScanMixer]] = {
     "MambaMixer": ChannelMixer,
     "FalconMambaMixer": ChannelMixer,
     "JambaMambaMixer": ChannelMixer,
@@ -202,14 +160,3 @@ MIXERS: dict[str, type[Mixer]] = {
     "FalconH1Mixer": HeadMixer,
     "Zamba2MambaMixer": HeadMixer,
 }
-
-
-def replace_mixers(model: nn.Module) -> list[Mixer]:
-    """Put ours in the place of every mixer of `model`, and give them in the order of its layers."""
-    found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in MIXERS]
-    mixers = []
-    for name, module in found:
-        mixer = MIXERS[type(module).__name__](module)
-        model.set_submodule(name, mixer)
-        mixers.append(mixer)
-    return mixers

@@ -14,6 +14,9 @@ from model_states.components import AttentionLayer, PagedAttention, RecurrentSta
 from model_states.components.recurrent_state import STATE_OPTIONS
 from model_states.loading import load_transformers_model
 from model_states.rewrites.experts import rewrite_experts
+from model_states.rewrites.head import recognise_head
+from model_states.rewrites.hybrid import recognise_hybrid
+from model_states.rewrites.mixer import replace_mixers
 from model_states.rewrites.parts import rewrite_parts
 from model_states.transformers_bridge import (
     ATTN_IMPLEMENTATION,
@@ -23,8 +26,7 @@ from model_states.transformers_bridge import (
     register_attention,
 )
 from model_states_mamba.backbone import recognise_mixer_backbone
-from model_states_mamba.hybrid import recognise_hybrid
-from model_states_mamba.mixers import replace_mixers
+from model_states_mamba.mixers import MIXERS
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class MambaState(ModelState):
         self.model = TransformersModel(model)
         refuse_batch_dependent_rope(self.model.architecture, self.model.config, config.max_model_len)
         calls = self.model.attention_calls(every_layer=False)
-        mixers = replace_mixers(model)
+        mixers = replace_mixers(model, MIXERS)
         if not mixers:
             raise UnsupportedModelError(f"{self.model.architecture} has no mixer that this model state knows")
         tensors = [mixer.state_tensors(config) for mixer in mixers]
@@ -87,6 +89,7 @@ class MambaState(ModelState):
     def _fuse(self, calls: Sequence[AttentionCall], layers: Sequence[AttentionLayer]) -> None:
         """Run the whole model as one loop, if it is of a known form; else fuse the parts that are known."""
         model = self.model
+        model.fused_head = recognise_head(model)
         rewrite_experts(model.backbone)
         fused: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
         fused = recognise_mixer_backbone(model.backbone)

@@ -116,6 +116,9 @@ def test_product_times_a_number_beside_a_wide_residual(device: torch.device, bia
         got = op(inputs.x, inputs.weight, **given)
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, stream + 0.3 * expected, rtol=1e-2, atol=1e-2)
+    for op in (linear_torch, partial(linear_triton, config=config)):
+        scaled = op(inputs.x, inputs.weight, given["bias"], multiplier=0.3)
+        torch.testing.assert_close(scaled.float(), 0.3 * expected, rtol=1e-2, atol=1e-2)
     wide = inputs.x.float()
     normed = rms_norm_torch(wide, inputs.norm) @ inputs.weight.float().T
     for op in (linear_torch, partial(linear_triton, config=config)):

@@ -5,33 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from support.drained import Drained
-from support.reference import assert_exact
+from support.recurrent_exact import check_fused_and_plain
 
-from core_runner import SamplingParams
 from model_states.kernels.add_norm import RMSNorm, add_norm_torch, add_norm_triton
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=1)
-PROMPTS = [[(7 * i + n) % 200 + 3 for i in range(n)] for n in (1, 9, 30)]
 WHOLE = ("mamba", "falcon_mamba", "mamba2", "bamba", "jamba", "granitemoehybrid_dense")
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "nemotron_h"])
 def test_fused_and_plain_layers_give_the_same(name: str, tiny, drained: Drained) -> None:
-    model = tiny(name)
-    for fused in (True, False):
-        llm = drained(
-            model.directory,
-            device="cpu",
-            block_size=4,
-            max_num_reqs=3,
-            max_model_len=64,
-            num_blocks=60,
-            fused_layers=fused,
-            model_options={"state_block_size": 16},
-        )
-        assert (llm.engine.runner.model_state.model.fused is not None) == (fused and name in WHOLE)
-        for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, GREEDY), strict=True):
-            assert_exact(output.outputs[0], model.reference(prompt, 5), f"{name}, fused {fused}")
+    check_fused_and_plain(tiny(name), name in WHOLE, drained)
 
 
 def test_a_residual_may_be_wider_than_what_is_added(device: torch.device) -> None:

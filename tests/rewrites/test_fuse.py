@@ -104,9 +104,14 @@ def test_what_is_changed_in_a_model_stays_changed(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
-def test_a_head_that_does_more_than_a_product_is_kept(tmp_path: Path) -> None:
-    assert tiny_state("qwen3", tmp_path / "a").model.fused_head is not None
-    assert tiny_state("granite", tmp_path / "b").model.fused_head is None
+def test_a_head_that_does_more_than_a_product_and_a_number_is_kept(tmp_path: Path) -> None:
+    assert tiny_state("qwen3", tmp_path / "a").model.fused_head.multiplier == 1.0
+    scaled = tiny_state("granite", tmp_path / "b").model
+    assert scaled.fused_head.multiplier == 1 / scaled.config.logits_scaling != 1.0
+    x = torch.randn(3, scaled.config.hidden_size)
+    logits, scaled.fused_head = scaled.compute_logits(x), None
+    torch.testing.assert_close(logits, scaled.compute_logits(x), rtol=1e-5, atol=1e-6)
+    assert tiny_state("gemma2", tmp_path / "c").model.fused_head is None
 
 
 def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:

@@ -35,6 +35,18 @@ class _Fused(nn.Module):
         return self.down(self.act(gate if self.gate_first else up) * (up if self.gate_first else gate))
 
 
+class _Functional(nn.Module):
+    """Its activation is no module."""
+
+    def __init__(self, act: str) -> None:
+        super().__init__()
+        self.w1, self.w3, self.w2 = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+        self._function = [ACT2FN[act]]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(self._function[0](self.w1(x)) * self.w3(x))
+
+
 class _Clamped(_Gated):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.act(self.gate(x)) * self.up(x).clamp(max=0.01))
@@ -97,3 +109,23 @@ def test_other_modules_are_left_alone(module: nn.Module) -> None:
 )
 def test_activations(act: str, name: str | None) -> None:
     assert recognise_activation(ACT2FN[act]) == name
+
+
+@pytest.mark.parametrize(
+    ("act", "name"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh")]
+)
+def test_an_activation_that_is_a_function(act: str, name: str) -> None:
+    torch.manual_seed(6)
+    module = _Functional(act).requires_grad_(False)
+    x = torch.randn(5, 16)
+    expected = module(x)
+    found = recognise_mlp(module)
+    assert found is not None
+    assert found.act == name
+    torch.testing.assert_close(found(x), expected, rtol=1e-5, atol=1e-6)
+    assert recognise_mlp(_Functional("tanh").requires_grad_(False)) is None
+
+
+def test_linears_alone_are_no_gated_network() -> None:
+    assert recognise_mlp(nn.Sequential()) is None
+    assert recognise_mlp(nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))) is None

@@ -51,3 +51,14 @@ def check_exact(model: TinyRecurrent, llm: LLM, prompts: Sequence[list[int]]) ->
         label = f"{model.name}, {len(prompt)} tokens"
         skipped += assert_exact(output.outputs[0], model.reference(prompt, MAX_TOKENS), label)
     assert skipped <= MAX_TOKENS
+
+
+def check_fused_and_plain(model: TinyRecurrent, whole: bool, drained: Drained) -> None:
+    """Fused layers and transformers' own give the reference's tokens; `whole`: all layers are one loop."""
+    prompts = [[(7 * i + n) % 200 + 3 for i in range(n)] for n in (1, 9, 30)]
+    for fused in (True, False):
+        llm = make_llm(
+            drained, model, 64, max_num_reqs=3, max_model_len=64, num_blocks=60, fused_layers=fused
+        )
+        assert (llm.engine.runner.model_state.model.fused is not None) == (fused and whole)
+        check_exact(model, llm, prompts)

@@ -22,11 +22,11 @@ from model_states.rewrites.layers import (
     into_next,
     recognise_layer,
 )
+from model_states.rewrites.mixer import Mixer
 from model_states.rewrites.mlp import recognise_mlp
 from model_states.rewrites.norms import recognise_norm
 from model_states.rewrites.seen import Call, StandIn, close, floats_of, random_like, watched
 from model_states.transformers_bridge import AttentionCall, TransformersModel
-from model_states_mamba.mixers import Mixer
 
 _NUM_TOKENS = 24  # of the pass that is watched
 
