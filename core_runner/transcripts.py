@@ -27,14 +27,14 @@ def to_json(transcript: Transcript) -> str:
 
 
 def to_object(transcript: Transcript) -> dict[str, Any]:
-    """The fields of `Transcript`, `Segment` and `Word` for JSON; "words" only where they were asked for.
+    """The fields of `Transcript`, `Segment` and `Word` for JSON; "words" and "error" only where there are any.
 
     What is no finite number is None: JSON has no other word for it.
     """
     fields = {name: _plain(value) for name, value in asdict(transcript).items()}
-    for segment in fields["segments"]:
-        if segment["words"] is None:
-            del segment["words"]
+    for holder, name in ((fields, "error"), *((segment, "words") for segment in fields["segments"])):
+        if holder[name] is None:
+            del holder[name]
     return fields
 
 

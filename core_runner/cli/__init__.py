@@ -12,6 +12,7 @@ DEBUG_KEY = "core_runner.debug"
 # Name -> (module, help). The help stands here so that listing the commands imports none of them.
 _COMMANDS = {
     "generate": ("core_runner.cli.generate", "Generate text from prompts, files or a JSONL batch."),
+    "transcribe": ("core_runner.cli.transcribe", "Write down what is said in audio and video files."),
     "plugins": ("core_runner.cli.plugins", "List the installed plugins; explain the choice for a model."),
 }
 
@@ -20,6 +21,7 @@ Examples:
   core-runner generate "Once upon a time"
   core-runner generate --model ./my-model --chat "Why is the sky blue?"
   core-runner generate --input rows.jsonl --output results.jsonl
+  core-runner transcribe talk.mp3
   core-runner plugins
 """
 
@@ -74,4 +76,4 @@ def remember_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version)
 @click.option("--debug", is_flag=True, expose_value=False, callback=remember_debug, help="Show tracebacks.")
 def main() -> None:
-    """Run a language model. Without --model it is the small one that comes with the package."""
+    """Run a language or speech model. Without --model it is a small one that comes with the package."""

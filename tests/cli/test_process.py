@@ -151,6 +151,7 @@ def test_help_needs_nothing_but_click():
         "import sys; from click.testing import CliRunner; from core_runner.cli import main\n"
         "assert CliRunner().invoke(main, ['--help']).exit_code == 0\n"
         "assert CliRunner().invoke(main, ['generate', '--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(main, ['transcribe', '--help']).exit_code == 0\n"
         "heavy = {'torch', 'triton', 'transformers', 'numpy', 'rich', 'pluggy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
