@@ -25,7 +25,9 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
     """Choose the model state for `config.model` and load it."""
     device = pick_device(config.device)
     Thread(target=_wake, args=(device,), daemon=True).start()
-    checkpoint = load_checkpoint_config(plugins.locate(config.model), trust_remote_code=config.trust_remote_code)
+    checkpoint = load_checkpoint_config(
+        plugins.locate(config.model), trust_remote_code=config.trust_remote_code
+    )
     state_class = plugins.select(checkpoint, config.model_state)
     model_config = ModelConfig(
         checkpoint=checkpoint,
@@ -38,6 +40,7 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
         num_draft_tokens=config.num_draft_tokens,
         attention_backend=config.attention_backend,
         fused_layers=config.fused_layers,
+        cuda_graphs=config.cuda_graphs is not False,
         load_format=config.load_format,
         options=_check_options(config, state_class),
         progress=progress,

@@ -13,7 +13,7 @@ from core_runner.block_tables import BlockTables
 from core_runner.cache_sizes import choose_num_blocks
 from core_runner.config import RunnerConfig
 from core_runner.errors import ConfigError, SchedulerOutputError
-from core_runner.graphs import CudaRecorder, StepGraphs
+from core_runner.graphs import StepGraphs
 from core_runner.input_batch import InputPreparer
 from core_runner.loader import Progress, load_model_state, use_graphs
 from core_runner.prompt_logprobs import PromptScorer, ScoredTokens
@@ -34,6 +34,7 @@ from core_runner.structured.step_masks import StepMasks
 from model_states import Caches, Component, InputBatch, PluginManager, SamplerOutput, bind
 from model_states.kernels.compile_ahead import can_compile_ahead
 from model_states.loading import load_generation_config
+from model_states.recording import CudaRecorder
 
 
 class _Pending(NamedTuple):

@@ -39,6 +39,7 @@ class ModelConfig:
     num_draft_tokens: int = 0  # K
     attention_backend: str | None = None
     fused_layers: bool = True  # rewrite what is recognised of a model; False keeps its own modules
+    cuda_graphs: bool = True  # launches beside the steps may be recorded too
     load_format: Literal["auto", "dummy"] = "auto"
     progress: Callable[[str, int, int], None] | None = None  # (what, done, total)
     options: Mapping[str, Any] = field(default_factory=dict)  # out of `ModelState.options`

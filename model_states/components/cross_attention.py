@@ -20,6 +20,7 @@ from model_states.errors import CapabilityError
 from model_states.hookspecs import hookimpl
 from model_states.interface import Component
 from model_states.kernels.cross_attention import CrossRows, cross_attention, scratch_size
+from model_states.recording import CudaRecorder
 from model_states.staged import StagedTensor
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,10 @@ class CrossAttention(Component):
             ) from error
         self.pool = EntryPool(num_entries, self._batch_size)
         self.layers = [CrossAttentionLayer(self, keys, values) for keys, values in pools]
-        self.runs = EncoderRuns(encoder, self.layers, projections, config.device)
+        recorder = (
+            CudaRecorder(config.device) if config.cuda_graphs and config.device.type == "cuda" else None
+        )
+        self.runs = EncoderRuns(encoder, self.layers, projections, config.device, recorder)
         # Row 0: entry of each slot; row 1: positions of it. The null slot looks at none.
         self._table = StagedTensor((2, config.max_num_reqs + 1), torch.int32, config.device)
         self._entries, self._lengths = self._table.tensor

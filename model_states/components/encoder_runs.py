@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from model_states.kernels.write_entries import write_entries
+from model_states.recording import Recorder
 from model_states.staged import HostToDevice
+
+logger = logging.getLogger(__name__)
+
+_MAX_RECORDED: Final = 32  # shapes
 
 
 class Encoder(Protocol):
@@ -27,10 +33,13 @@ class Encoder(Protocol):
     def largest_inputs(self) -> Mapping[str, Any]:
         """Inputs that take as much memory as any, to measure it."""
 
-    def encode(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    def stage(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        """What `forward` reads of n inputs, a new tensor on the device. Must not wait for the device."""
+
+    def forward(self, staged: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, num_positions of the longest, hidden_size]; what lies behind a shorter one is nobody's.
 
-        Must not wait for the device.
+        Must not wait for the device, and launches what `staged`'s shape alone decides: it may be recorded.
         """
 
 
@@ -64,10 +73,19 @@ class _Run(NamedTuple):
         return self.done is None or bool(self.done.query())
 
 
+class _Recorded(NamedTuple):
+    """A run that was recorded, with the buffers that it reads."""
+
+    staged: torch.Tensor
+    entries: torch.Tensor
+    replay: Callable[[], None]
+
+
 class EncoderRuns:
     """Fills entries in batches, each behind everything that was launched before it, whatever the stream.
 
-    num_encoded: inputs that the encoder has run on.
+    A run whose shape has been met before is recorded: an encoder's launches take the host longer than a device takes
+    for an input or two. num_encoded: inputs that the encoder has run on.
     """
 
     def __init__(
@@ -76,12 +94,17 @@ class EncoderRuns:
         layers: Sequence[PooledLayer],
         projections: Sequence[Projection],
         device: torch.device,
+        recorder: Recorder | None = None,
     ) -> None:
+        """recorder: None records nothing."""
         self._encoder, self._layers, self._projections = encoder, layers, projections
         self._device, self._transfer = device, HostToDevice(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._running: deque[_Run] = deque()
         self._joined: deque[_Run] = deque()
+        self._recorder = recorder
+        self._recorded: dict[torch.Size, _Recorded] = {}
+        self._met: set[torch.Size] = set()
         self.num_encoded = 0
 
     @property
@@ -127,13 +150,40 @@ class EncoderRuns:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
-                self._projections[0](self._encoder.encode([self._encoder.largest_inputs()] * count))
+                staged = self._encoder.stage([self._encoder.largest_inputs()] * count)
+                self._projections[0](self._encoder.forward(staged))
             self.join()
 
     def _fill(self, fills: Sequence[Fill]) -> None:
         entries = torch.empty(len(fills), dtype=torch.int64, device=self._device)
         self._transfer.copy(np.array([fill.entry for fill in fills]), entries)
-        hidden_states = self._encoder.encode([fill.model_inputs for fill in fills])
+        staged = self._encoder.stage([fill.model_inputs for fill in fills])
+        recorded = self._recorded.get(staged.shape)
+        if recorded is None:
+            self._write(staged, entries)
+            self._record(staged, entries)
+        else:
+            recorded.staged.copy_(staged)
+            recorded.entries.copy_(entries)
+            recorded.replay()
+
+    def _record(self, staged: torch.Tensor, entries: torch.Tensor) -> None:
+        """Record what has just been run, if its shape was met before."""
+        shape = staged.shape
+        if self._recorder is None or shape not in self._met or len(self._recorded) == _MAX_RECORDED:
+            self._met.add(shape)
+            return
+        try:
+            replay = self._recorder.record(lambda: self._write(staged, entries))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            logger.warning("an encoder run cannot be recorded as a CUDA graph (%s); they run eagerly", reason)
+            self._recorder = None
+        else:
+            self._recorded[shape] = _Recorded(staged, entries, replay)
+
+    def _write(self, staged: torch.Tensor, entries: torch.Tensor) -> None:
+        hidden_states = self._encoder.forward(staged)
         for layer, project in zip(self._layers, self._projections, strict=True):
             for pool, part in zip((layer.key_pool, layer.value_pool), project(hidden_states), strict=True):
                 write_entries(pool, entries, part)

@@ -50,19 +50,23 @@ class TextEncoder:
         """A text of the greatest length."""
         return {"encoder_input_ids": np.ones(self.max_positions, np.int64)}
 
-    def encode(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-        """See `Encoder.encode`. Texts are padded to the longest, and no token sees padding."""
+    def stage(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        """See `Encoder.stage`: int64 [n, 1 + longest length], the length of each text and then its ids."""
         texts = [_as_ids(item["encoder_input_ids"]) for item in inputs]
-        lengths = np.array([len(text) for text in texts])
-        ids = np.ones((len(texts), lengths.max()), np.int64)
-        for row, text in zip(ids, texts, strict=True):
-            row[: len(text)] = text
-        packed = torch.empty(ids.size + len(texts), dtype=torch.int64, device=self._device)
-        self._transfer.copy(np.concatenate([ids.reshape(-1), lengths]), packed)
-        input_ids = packed[: ids.size].view(ids.shape)
-        is_real = torch.arange(ids.shape[1], device=self._device) < packed[ids.size :, None]
+        rows = np.ones((len(texts), 1 + max(map(len, texts))), np.int64)
+        for row, text in zip(rows, texts, strict=True):
+            row[0], row[1 : 1 + len(text)] = len(text), text
+        staged = torch.empty(rows.shape, dtype=torch.int64, device=self._device)
+        self._transfer.copy(rows, staged.view(-1))
+        return staged
+
+    def forward(self, staged: torch.Tensor) -> torch.Tensor:
+        """See `Encoder.forward`. Texts are padded to the longest, and no token sees padding."""
+        lengths, input_ids = staged[:, :1], staged[:, 1:]
+        longest = input_ids.shape[1]
+        is_real = torch.arange(longest, device=self._device) < lengths
         # Of four dimensions, so that transformers takes it as it is: a mask of two makes the host look at its content.
-        mask = is_real[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
+        mask = is_real[:, None, None, :].expand(-1, 1, longest, -1)
         hidden_states: torch.Tensor = self.module(input_ids=input_ids, attention_mask=mask).last_hidden_state
         return hidden_states
 

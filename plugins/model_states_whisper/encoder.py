@@ -76,8 +76,8 @@ class SpeechEncoder:
         """A whole window of audio, which takes the memory of the features too."""
         return {"audio": np.zeros(self.features.num_samples, np.float32)}
 
-    def encode(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-        """See `Encoder.encode`."""
+    def stage(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        """See `Encoder.stage`: features float32 [n, feature_size, num_frames]."""
         pairs = [self._read(item) for item in inputs]
         config = self.features
         batch = self._zeros(len(pairs), config.feature_size, config.num_frames)
@@ -92,12 +92,12 @@ class SpeechEncoder:
         for row, (name, values) in enumerate(pairs):
             if name != "audio":
                 self._write(values, batch[row])
-        return self.forward(batch.to(self._dtype))
+        return batch
 
     @torch.inference_mode()
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, max_positions, hidden_size] of features [n, feature_size, num_frames]."""
-        x = features.transpose(1, 2)
+        x = features.to(self._dtype).transpose(1, 2)
         for convolution in self._convolutions:
             x = functional.gelu(convolution(x))
         x = (x + self._position_embedding).flatten(0, 1)

@@ -103,7 +103,9 @@ class Listener:
         places = self._to_device(np.array([entry or 0 for entry in entries]))
         if not missing:
             return _Source(state, places)
-        hidden_states = state.encoder.encode([texts[row].model_inputs for row in missing])
+        hidden_states = state.encoder.forward(
+            state.encoder.stage([texts[row].model_inputs for row in missing])
+        )
         return _Source(state, places, self._to_device(np.array(missing)), hidden_states)
 
     def _to_device(self, values: npt.NDArray[np.int64]) -> torch.Tensor:

@@ -16,9 +16,14 @@ class Counting:
 
     max_positions = 4
 
-    def encode(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-        numbers = torch.tensor([item["number"] for item in inputs], dtype=torch.float32)
-        return numbers[:, None, None].expand(-1, 3, 6).contiguous()
+    num_forwards = 0
+
+    def stage(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        return torch.tensor([item["number"] for item in inputs], dtype=torch.float32)
+
+    def forward(self, staged: torch.Tensor) -> torch.Tensor:
+        self.num_forwards += 1
+        return staged[:, None, None].expand(-1, 3, 6).contiguous()
 
 
 class Slow:
@@ -30,7 +35,7 @@ class Slow:
         return self.is_done
 
 
-def _runs() -> tuple[EncoderRuns, list[Any]]:
+def _runs(recorder: Any = None) -> tuple[EncoderRuns, list[Any]]:
     layers = [
         SimpleNamespace(key_pool=torch.zeros(5, 2, 4, 3), value_pool=torch.zeros(5, 2, 4, 3))
         for _ in range(2)
@@ -38,7 +43,7 @@ def _runs() -> tuple[EncoderRuns, list[Any]]:
     projections = [
         lambda x, i=i: (x.view(*x.shape[:2], 2, 3) + i, -x.view(*x.shape[:2], 2, 3)) for i in range(2)
     ]
-    return EncoderRuns(Counting(), layers, projections, torch.device("cpu")), layers
+    return EncoderRuns(Counting(), layers, projections, torch.device("cpu"), recorder), layers
 
 
 def _fill(key: bytes, entry: int, number: int) -> Fill:
@@ -86,3 +91,58 @@ def test_joined_runs_give_their_fills_at_once_and_keep_their_inputs_until_they_a
     event.is_done = True
     assert runs.take_done() == []
     assert not runs._joined
+
+
+class Recorder:
+    """Counts recordings; `fails` says that nothing can be recorded."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.num_recordings = self.num_replays = 0
+        self._fails = fails
+
+    def record(self, body: Any) -> Any:
+        if self._fails:
+            raise RuntimeError("not here\nand not there")
+        self.num_recordings += 1
+
+        def replay() -> None:
+            self.num_replays += 1
+            body()
+
+        return replay
+
+    def free_bytes(self) -> int:
+        return 0
+
+
+def test_a_shape_is_recorded_when_it_comes_again_and_replayed_from_then_on():
+    recorder = Recorder()
+    runs, layers = _runs(recorder)
+    for number in range(1, 6):
+        runs.launch([_fill(b"a", 2, number)])
+        assert (layers[1].key_pool[2, :, :3] == number + 1).all()
+        runs.launch([_fill(b"b", number % 4 + 1, number + 20), _fill(b"c", 0, number + 40)])
+        assert (layers[0].value_pool[number % 4 + 1, :, :3] == -number - 20).all()
+        assert (layers[0].value_pool[0, :, :3] == -number - 40).all()
+    assert (recorder.num_recordings, recorder.num_replays) == (2, 6)
+
+
+def test_runs_go_on_where_nothing_can_be_recorded(caplog):
+    runs, layers = _runs(Recorder(fails=True))
+    for number in range(1, 5):
+        runs.launch([_fill(b"a", 2, number)])
+        assert (layers[0].key_pool[2, :, :3] == number).all()
+    assert [record.getMessage() for record in caplog.records] == [
+        "an encoder run cannot be recorded as a CUDA graph (not here); they run eagerly"
+    ]
+
+
+def test_a_limited_number_of_shapes_is_recorded(monkeypatch):
+    monkeypatch.setattr("model_states.components.encoder_runs._MAX_RECORDED", 1)
+    recorder = Recorder()
+    runs, layers = _runs(recorder)
+    for number in (1, 2, 3):
+        for count in (1, 2):
+            runs.launch([_fill(bytes([i]), i + 1, number + i) for i in range(count)])
+            assert (layers[0].key_pool[count, :, :3] == number + count - 1).all()
+    assert (recorder.num_recordings, recorder.num_replays) == (1, 1)

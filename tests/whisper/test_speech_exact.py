@@ -156,14 +156,14 @@ def test_the_encoder_has_a_budget_of_its_own(
 ) -> None:
     llm = speech_llm(model_options={"encoder_batch": 2})
     encoder = llm.engine.runner.model_state.encoder
-    encode, sizes, steps = encoder.encode, [], []
+    stage, sizes, steps = encoder.stage, [], []
 
     def counted(inputs: Sequence[Any]) -> torch.Tensor:
         sizes.append(len(inputs))
         steps.append(llm.stats().steps)
-        return encode(inputs)
+        return stage(inputs)
 
-    monkeypatch.setattr(encoder, "encode", counted)
+    monkeypatch.setattr(encoder, "stage", counted)
     _check(llm.generate(_ask_all(CASES), GREEDY), speech)
     assert sum(sizes) == len(CASES)
     assert max(sizes) == 2
@@ -266,7 +266,7 @@ def test_a_failed_encoder_leaves_no_entry_behind(
     llm = speech_llm()
     encoder = llm.engine.runner.model_state.encoder
     with monkeypatch.context() as patch:
-        patch.setattr(encoder, "encode", lambda inputs: 1 / 0)
+        patch.setattr(encoder, "stage", lambda inputs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.generate(_ask_all(CASES[:2]), GREEDY)
     _check(llm.generate(_ask_all(CASES), GREEDY), speech)

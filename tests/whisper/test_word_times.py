@@ -172,10 +172,10 @@ def test_kept_encoder_outputs_are_used_and_others_computed_again(
     asked = [_spoken(seed, TEXTS[2]) for seed in range(4)]
     fresh = list(Listener(state).listen(asked))
     encoded: list[int] = []
-    encode = state.encoder.encode
-    state.encoder.encode = lambda inputs: (encoded.append(len(inputs)), encode(inputs))[1]
+    stage = state.encoder.stage
+    state.encoder.stage = lambda inputs: (encoded.append(len(inputs)), stage(inputs))[1]
     llm.generate([ask(seed, PROMPT) for seed in (1, 2)])
-    state.encoder.encode = lambda inputs: (encoded.append(-len(inputs)), encode(inputs))[1]
+    state.encoder.stage = lambda inputs: (encoded.append(-len(inputs)), stage(inputs))[1]
     before = encoder_runs(llm)
     again = list(Listener(state).listen(asked))
     assert sum(count for count in encoded if count > 0) == 2
