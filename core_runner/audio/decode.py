@@ -28,12 +28,14 @@ def decode(file: IO[bytes], name: str, sampling_rate: int) -> Decoded:
     # FFmpeg sees no name, which it might take for an address, but the suffix, by which it knows a few formats.
     suffix = os.path.splitext(name)[1][:8]
     reader = _Reader(file, f"audio{suffix}")
-    # Other files, which a playlist might name, are not read.
-    options = {"protocol_whitelist": "none"}
+    settings: dict[str, Any] = {"buffer_size": _READ_BYTES}
+    settings["options"] = {
+        "protocol_whitelist": "none"
+    }  # other files, which a playlist might name, are not read
+    if int(av.__version__.split(".")[0]) < 19:  # later ones take tags as they are
+        settings["metadata_errors"] = "replace"
     try:
-        with av.open(
-            reader, metadata_errors="replace", options=options, buffer_size=_READ_BYTES
-        ) as container:
+        with av.open(reader, **settings) as container:
             stream = _audio_stream(container, name)
             buffer = SampleBuffer(name, sampling_rate, (container.duration or 0) / 1e6)
             return _decode_stream(container, stream, buffer)
