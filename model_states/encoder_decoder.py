@@ -20,8 +20,10 @@ from model_states.components.cross_attention import CrossAttention, CrossAttenti
 from model_states.components.encoder_runs import Encoder
 from model_states.components.paged_attention import AttentionLayer, PagedAttention
 from model_states.config import ModelConfig
-from model_states.kernels.layer_norm import layer_norm
+from model_states.kernels.layer_norm import LayerNorm, layer_norm
+from model_states.kernels.layer_norm_linear import layer_norm_linear
 from model_states.kernels.linear import MAX_ROWS, linear
+from model_states.rewrites.mlp import recognise_activation
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -44,9 +46,13 @@ class Product:
             ):
                 module.weight = nn.Parameter(rows, requires_grad=False)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [n, in] times the weight, plus the bias."""
-        return linear(x, self.weight, self.bias)
+    def __call__(
+        self, x: torch.Tensor, norm: LayerNorm | None = None, activation: str | None = None
+    ) -> torch.Tensor:
+        """x [n, in], normed if asked for, times the weight, plus the bias; then the activation of that name."""
+        if norm is None and activation is None:
+            return linear(x, self.weight, self.bias)
+        return layer_norm_linear(x, norm, self.weight, self.bias, activation)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """residual [n, out] plus the product, without the bias; residual may be overwritten."""
@@ -59,13 +65,21 @@ class ShiftedNorm:
     """A layer norm over rows that lack `shift`, fp32 [size]; None lacks nothing."""
 
     def __init__(self, module: nn.LayerNorm, shift: torch.Tensor | None) -> None:
-        self._module, self._shift = module, shift
+        self.norm = LayerNorm(module.weight, module.bias, module.eps, shift)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The norm of x [n, size], a new tensor."""
-        module, out = self._module, torch.empty_like(x)
-        layer_norm(x, self._shift, module.weight, module.bias, module.eps, out)
+        norm, out = self.norm, torch.empty_like(x)
+        layer_norm(x, norm.shift, norm.weight, norm.bias, norm.eps, out)
         return out
+
+
+class Activation:
+    """transformers' module of an activation. name: in `ACTIVATIONS`, or None for one that is not there."""
+
+    def __init__(self, module: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.module = module
+        self.name = recognise_activation(module) if isinstance(module, nn.Module) else None
 
 
 class _Residuals:
@@ -91,9 +105,14 @@ class _Residuals:
                 self._norms.append(ShiftedNorm(norm, bias))
         self.shift_after = shift
 
-    def enter(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """What sublayer `index` is given of the stream x."""
-        return self._norms[index](x) if self._norm_first else x
+    def enter(
+        self, index: int, x: torch.Tensor, product: Product, activation: Activation | None = None
+    ) -> torch.Tensor:
+        """The first product of sublayer `index`, and an activation behind it, of what that is given of the stream x."""
+        norm = self._norms[index].norm if self._norm_first else None
+        if activation is None or activation.name is not None:
+            return product(x, norm, None if activation is None else activation.name)
+        return activation.module(product(x, norm))
 
     def leave(self, index: int, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """The stream after the sublayer, from what its last product is given."""
@@ -113,7 +132,7 @@ class CrossDecoderLayer:
         self.spec = attention_spec(inner)
         self._qkv = Product(inner.q_proj, inner.k_proj, inner.v_proj)
         self._query, self._key_value = Product(outer.q_proj), Product(outer.k_proj, outer.v_proj)
-        self._up, self._activation = Product(module.fc1), module.activation_fn
+        self._up, self._activation = Product(module.fc1), Activation(module.activation_fn)
         outputs = [Product(inner.out_proj), Product(outer.out_proj), Product(module.fc2)]
         norms = [module.self_attn_layer_norm, module.encoder_attn_layer_norm, module.final_layer_norm]
         self._stream = _Residuals(norms, outputs, norm_first, shift)
@@ -144,11 +163,11 @@ class CrossDecoderLayer:
         [num_tokens, num_heads, head_size].
         """
         stream, size = self._stream, self.spec.head_size
-        q, k, v = self._qkv(stream.enter(0, x)).view(len(x), 3, -1, size).unbind(1)
+        q, k, v = stream.enter(0, x, self._qkv).view(len(x), 3, -1, size).unbind(1)
         x = stream.leave(0, x, attend(q, k, v).flatten(1))
-        q = self._query(stream.enter(1, x)).view(len(x), -1, size)
+        q = stream.enter(1, x, self._query).view(len(x), -1, size)
         x = stream.leave(1, x, attend_across(q).flatten(1))
-        return stream.leave(2, x, self._activation(self._up(stream.enter(2, x))))
+        return stream.leave(2, x, stream.enter(2, x, self._up, self._activation))
 
 
 class EncoderLayer:
@@ -158,7 +177,7 @@ class EncoderLayer:
         attention = module.self_attn
         self._spec = attention_spec(attention)
         self._qkv = Product(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._up, self._activation = Product(module.fc1), module.activation_fn
+        self._up, self._activation = Product(module.fc1), Activation(module.activation_fn)
         norms, outputs = (
             [module.self_attn_layer_norm, module.final_layer_norm],
             [attention.out_proj, module.fc2],
@@ -169,11 +188,11 @@ class EncoderLayer:
     def __call__(self, x: torch.Tensor, num_inputs: int) -> torch.Tensor:
         """The stream [num_inputs * positions, hidden_size] after this layer."""
         stream, spec = self._stream, self._spec
-        qkv = self._qkv(stream.enter(0, x)).view(num_inputs, -1, 3, spec.num_heads, spec.head_size)
+        qkv = stream.enter(0, x, self._qkv).view(num_inputs, -1, 3, spec.num_heads, spec.head_size)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(q, k, v, scale=spec.scale)
         x = stream.leave(0, x, seen.transpose(1, 2).reshape(len(x), -1))
-        return stream.leave(1, x, self._activation(self._up(stream.enter(1, x))))
+        return stream.leave(1, x, stream.enter(1, x, self._up, self._activation))
 
 
 class CrossDecoder:

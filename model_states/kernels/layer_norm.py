@@ -12,6 +12,8 @@ shift is the sum of all that were left out so far. x may have any stride of rows
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional
 
@@ -20,6 +22,16 @@ from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_
 from model_states.kernels.triton_import import tl, triton
 
 MAX_SIZE = 32768  # a program holds a row
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """A norm over rows that lack `shift` (see above)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+    shift: torch.Tensor | None = None
 
 
 def layer_norm_torch(
