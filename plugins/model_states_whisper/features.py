@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from model_states import CheckpointConfig, CheckpointError
@@ -58,6 +60,9 @@ def _read(model: str) -> Mapping[str, Any]:
     return read_json(path) if path else {}
 
 
+_PIECE_FRAMES: Final = 30_000  # of a recording, 5 minutes
+
+
 class LogMel:
     """Features of audio at `sampling_rate`, float32."""
 
@@ -79,11 +84,42 @@ class LogMel:
 
     def __call__(self, audio: torch.Tensor) -> torch.Tensor:
         """Features [n, feature_size, num_frames] of audio float32 [n, num_samples], padded with zeros (silence)."""
+        log_mel = self._log_mel(audio, center=True)[..., :-1]
+        return _normalise(log_mel, log_mel.amax(dim=(1, 2), keepdim=True))
+
+    @torch.inference_mode()
+    def of_recording(self, audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Features [feature_size, n // hop_length] of a whole recording float32 [n], which is normalised as one.
+
+        As transformers' extractor without truncation and padding, but computed in pieces, so that the device holds
+        little of it at a time. The host waits for them.
+        """
+        config = self.config
+        if len(audio) < config.n_fft:  # less than the context of a frame
+            audio = np.pad(audio, (0, config.n_fft - len(audio)))
+        num_frames = len(audio) // config.hop_length
+        out = np.empty((config.feature_size, num_frames), dtype=np.float32)
+        for first in range(0, num_frames, _PIECE_FRAMES):
+            last = min(first + _PIECE_FRAMES, num_frames)
+            samples = torch.from_numpy(self._context(audio, first, last)).to(self._window.device)
+            out[:, first:last] = self._log_mel(samples, center=False).cpu().numpy()
+        whole = torch.from_numpy(out)
+        return _normalise(whole, whole.amax()).numpy()
+
+    def _context(self, audio: npt.NDArray[np.float32], first: int, last: int) -> npt.NDArray[np.float32]:
+        """The samples that frames [first, last) look at; past an end of the recording it is mirrored."""
+        config, half = self.config, self.config.n_fft // 2
+        start, stop = first * config.hop_length - half, (last - 1) * config.hop_length + half
+        missing = max(-start, 0), max(stop - len(audio), 0)
+        return np.pad(audio[max(start, 0) : stop], missing, mode="reflect")
+
+    def _log_mel(self, audio: torch.Tensor, *, center: bool) -> torch.Tensor:
         config = self.config
         spectrum = torch.stft(
-            audio, config.n_fft, config.hop_length, window=self._window, return_complex=True
+            audio, config.n_fft, config.hop_length, window=self._window, center=center, return_complex=True
         )
-        power = spectrum[..., :-1].abs().square()
-        log_mel = (self._filters @ power).clamp(min=1e-10).log10()
-        loudest = log_mel.amax(dim=(1, 2), keepdim=True)
-        return (torch.maximum(log_mel, loudest - 8.0) + 4.0) / 4.0
+        return (self._filters @ spectrum.abs().square()).clamp(min=1e-10).log10()
+
+
+def _normalise(log_mel: torch.Tensor, loudest: torch.Tensor) -> torch.Tensor:
+    return (torch.maximum(log_mel, loudest - 8.0) + 4.0) / 4.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -12,10 +13,12 @@ from model_states.components.cross_attention import ENCODER_OPTIONS
 from model_states.encoder_decoder import CrossDecoder, ShiftedNorm, pad_rows
 from model_states.kernels.linear import linear
 from model_states.loading import load_transformers_model
+from model_states.tasks import TRANSCRIPTION
 from model_states_whisper.encoder import SpeechEncoder
 from model_states_whisper.features import load_feature_config
 from model_states_whisper.rules import TranscriptionRules
 from model_states_whisper.tokens import WhisperTokens
+from model_states_whisper.transcriber import WhisperTranscriber
 
 
 class WhisperState(ModelState):
@@ -60,6 +63,14 @@ class WhisperState(ModelState):
         """Positions of the decoder; `max_length` of the files is no limit (it reads 20 in some, 448 in others)."""
         positions = getattr(config.hf_config, "max_target_positions", None)
         return super().max_model_len(config) if positions is None else int(positions)
+
+    def tasks(self) -> Mapping[str, Any]:
+        """Transcription."""
+        return {TRANSCRIPTION: self._transcriber}
+
+    @cached_property
+    def _transcriber(self) -> WhisperTranscriber:
+        return WhisperTranscriber(self)
 
     @hookimpl
     def logits_processors(self, config: ModelConfig, vocab_size: int) -> list[LogitsProcessor]:

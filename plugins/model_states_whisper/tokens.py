@@ -74,6 +74,16 @@ class WhisperTokens:
         """Id of 0.00 s; the ones after it are 0.02 s apart. What a tokenizer's file says of it may be wrong."""
         return None if self.no_timestamps_id is None else self.no_timestamps_id + 1
 
+    @property
+    def max_previous(self) -> int:
+        """Most tokens of previous text in a prompt."""
+        return self.max_target_positions // 2 - 1
+
+    @property
+    def no_speech_id(self) -> int | None:
+        """Id of "no speech", the one before that of "no timestamps" in every checkpoint."""
+        return None if self.no_timestamps_id is None else self.no_timestamps_id - 1
+
     def prompt(
         self,
         *,
@@ -103,8 +113,7 @@ class WhisperTokens:
             return ids
         if self.previous_id is None:
             raise ValueError("this model has no token for previous text; leave `previous` out")
-        room = self.max_target_positions // 2 - 1
-        return [self.previous_id, *previous[-room:], *ids]
+        return [self.previous_id, *previous[-self.max_previous :], *ids]
 
     def detection_prompt(self) -> tuple[list[int], dict[str, Any]]:
         """Prompt and sampling parameters of the one step that finds the language; see `language_of`."""

@@ -1,0 +1,101 @@
+"""A tiny random Whisper with the token layout of the real ones, and transformers' long-form generate as its oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+END, START, ENGLISH, GERMAN, TRANSCRIBE, TRANSLATE, PREVIOUS, NO_SPEECH, NO_TIMES = range(150, 159)
+FIRST_TIME = NO_TIMES + 1
+NUM_MELS, WINDOW_FRAMES, RATE, HOP = 8, 40, 16000, 160
+WINDOW = WINDOW_FRAMES * HOP  # samples
+VOCAB_SIZE = FIRST_TIME + WINDOW_FRAMES // 2 + 1
+
+
+def save_long_audio_model(directory: Path, seed: int, **generation: Any) -> Any:
+    """Windows of 0.4 s, 64 positions; generation: further fields of its generation config."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(
+        vocab_size=VOCAB_SIZE,
+        num_mel_bins=NUM_MELS,
+        max_source_positions=WINDOW_FRAMES // 2,
+        max_target_positions=64,
+        d_model=48,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        # Large enough that logits differ by more than the margin rule's 1e-3 nearly everywhere.
+        init_std=0.25,
+        pad_token_id=END,
+        bos_token_id=END,
+        eos_token_id=END,
+        decoder_start_token_id=START,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    torch.manual_seed(seed)
+    model = WhisperForConditionalGeneration(config).eval()
+    fields = {
+        "no_timestamps_token_id": NO_TIMES,
+        "prev_sot_token_id": PREVIOUS,
+        "lang_to_id": {"<|en|>": ENGLISH, "<|de|>": GERMAN},
+        "task_to_id": {"transcribe": TRANSCRIBE, "translate": TRANSLATE},
+        "is_multilingual": True,
+        "suppress_tokens": [5, 9, *range(START, NO_TIMES)],
+        "begin_suppress_tokens": [7, END],
+        "max_initial_timestamp_index": 10,
+        "max_length": 64,
+        **generation,
+    }
+    for name, value in fields.items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(directory)
+    return model
+
+
+class LetterTokenizer:
+    """Words of two letters, one for each id below `END`."""
+
+    @staticmethod
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(f" {chr(97 + i // 26)}{chr(97 + i % 26)}" for i in ids)
+
+    @staticmethod
+    def encode(text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return [26 * (ord(word[0]) - 97) + ord(word[1]) - 97 for word in text.split()]
+
+
+def audio(seed: int, num_samples: int) -> np.ndarray:
+    """Noise whose loudness and colour change ten times a second, float32 [num_samples]."""
+    draw = np.random.default_rng(seed)
+    pieces = []
+    for _ in range(-(-num_samples // 1600)):
+        t = np.arange(1600) / RATE
+        tone = np.sin(2 * np.pi * draw.uniform(100, 5000) * t)
+        pieces.append(draw.uniform(0.01, 0.5) * (tone + 0.3 * draw.standard_normal(1600)))
+    return np.concatenate(pieces)[:num_samples].astype(np.float32)
+
+
+@torch.no_grad()
+def oracle(model: Any, features: np.ndarray, **options: Any) -> list[dict[str, Any]]:
+    """Segments of transformers: start and end in seconds, tokens."""
+    out = model.generate(
+        torch.from_numpy(features)[None],
+        return_timestamps=True,
+        return_segments=True,
+        task="transcribe",
+        **options,
+    )
+    return [
+        {"start": float(s["start"]), "end": float(s["end"]), "tokens": s["tokens"].tolist()}
+        for s in out["segments"][0]
+    ]
