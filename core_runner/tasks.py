@@ -87,16 +87,21 @@ class TaskCall:
         is_drained = False
         try:
             while not is_drained or len(self._programs):
-                ended = self._programs.advance()
+                ended = self._advance()
                 while not is_drained and self._has_room():
                     is_drained = not self._begin_next(source)
-                    ended += self._programs.advance()
+                    ended += self._advance()
                 if on_advance is not None:
                     on_advance()
                 yield from ended
                 self._bring_on()
         finally:
             self._close()
+
+    def _advance(self) -> list[ProgramEnd]:
+        """With the lock: a program may look at what the model keeps, which the step of another caller would change."""
+        with self._lock:
+            return self._programs.advance()
 
     def _has_room(self) -> bool:
         return self._call.num_open < self._most_requests and len(self._work) <= self._num_threads

@@ -53,7 +53,8 @@ class TaskOutput:
 
 # Yields what it waits for, is sent the results in that order, and returns its own. The result of a `TaskRequest` is a
 # `TaskOutput`, that of a program whatever it returned. A function without arguments is run by a thread beside the
-# steps, for work of the host that would hold them up; it must not use the device.
+# steps, for work of the host that would hold them up; it must not use the device. The program itself goes on between
+# two steps, and may use the device and what the model keeps.
 Program = Generator[Sequence[Any], Sequence[Any], Any]
 
 

@@ -7,8 +7,9 @@ into a path (see `time_warping`), and tokens become words (see `words`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,6 +83,17 @@ class WordAligner:
             for one, listening in zip(spoken, self._listener.listen(spoken), strict=True)
         )
         return [next(heard) if text else None for text in texts]
+
+    def add_words(
+        self, window: AlignedWindow, tokenizer: Any
+    ) -> Generator[Sequence[Any], Sequence[Any], list[Segment]]:
+        """Part of a program (see `model_states.tasks`): the window's segments with their words."""
+        heard = self.listen([window])
+        ((found,),) = yield [partial(self.find_words, [window], heard, tokenizer)]
+        return [
+            replace(segment, words=tuple(words))
+            for segment, words in zip(window.segments, found, strict=True)
+        ]
 
     def find_words(
         self, windows: Sequence[AlignedWindow], heard: Sequence[HeardWindow | None], tokenizer: Any

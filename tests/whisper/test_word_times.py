@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,10 @@ def _check(windows: list[AlignedWindow], found: list[list[list[Word]]]) -> None:
                 last = word.end
 
 
+def _times(words: Sequence[Word]) -> list[tuple[str, float, float]]:
+    return [(word.text, word.start, word.end) for word in words]
+
+
 def _find_words(llm: LLM, windows: list[AlignedWindow]) -> list[list[list[Word]]]:
     state: Any = llm.engine.runner.model_state
     aligner = WordAligner(state)
@@ -161,7 +167,21 @@ def test_words_lie_within_their_segments_in_order(checkpoint: tuple[str, Any], d
     alone = [_find_words(llm, [window])[0] for window in WINDOWS]
     for one, other in zip(found, alone, strict=True):
         for words, expected in zip(one, other, strict=True):
-            assert [(w.text, w.start, w.end) for w in words] == [(w.text, w.start, w.end) for w in expected]
+            assert _times(words) == _times(expected)
+
+
+def test_segments_are_given_their_words_as_part_of_a_program(
+    checkpoint: tuple[str, Any], drained: Drained
+) -> None:
+    llm = _open(checkpoint[0], drained)
+    state: Any = llm.engine.runner.model_state
+    aligner = WordAligner(state)
+    programs = (aligner.add_words(window, TOKENIZER) for window in WINDOWS)
+    found = {end.index: end.result for end in llm.run(programs)}
+    expected = _find_words(llm, WINDOWS)
+    for index, window in enumerate(WINDOWS):
+        assert [replace(segment, words=None) for segment in found[index]] == list(window.segments)
+        assert [_times(segment.words) for segment in found[index]] == [*map(_times, expected[index])]
 
 
 def test_kept_encoder_outputs_are_used_and_others_computed_again(
