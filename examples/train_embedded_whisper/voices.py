@@ -129,7 +129,7 @@ class Espeak:
         audio = np.frombuffer(b"".join(self._audio), np.int16)
         loud = np.abs(audio.astype(np.int32))
         audio = audio[: 1 + int(np.flatnonzero(loud > loud.max() * 0.02)[-1])]  # some voices end in silence
-        return Spoken(audio, _word_spans(sentence.said, self._words, len(audio)))
+        return Spoken(audio, word_spans(sentence.said, self._words, len(audio)))
 
     def _collect(self, samples: Any, count: int, events: Any) -> int:
         if count > 0:
@@ -148,7 +148,7 @@ def load_espeak() -> Espeak:
     return Espeak()
 
 
-def _word_spans(
+def word_spans(
     said: tuple[str, ...], events: list[tuple[int, int]], num_samples: int
 ) -> list[tuple[int, int]]:
     """Start and end of each word, by interpolating between the places that espeak reports."""

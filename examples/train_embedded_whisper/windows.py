@@ -230,7 +230,7 @@ class WindowMaker:
         spans = _around(torch.maximum(self._last_end(layout), cut_start))[:, :, None] + 2
         end = self._fixed([FIRST_TIMESTAMP_ID, END_ID], [True, True], 2)
         lengths = 1 + silent.long()
-        tokens = torch.where(silent[..., None], end.tokens, end.tokens.flip(2))
+        tokens = torch.where(silent[..., None], end.tokens, end.tokens.roll(-1, 2))
         return end._replace(tokens=tokens, spans=spans.expand_as(end.spans), lengths=lengths)
 
     def _texts(
