@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from model_states.collector import collector_paused
+
 if TYPE_CHECKING:
     from core_runner.completions import completion_seed
     from core_runner.config import RunnerConfig
@@ -94,7 +96,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
     if name not in _HOME:
         raise AttributeError(f"module 'core_runner' has no attribute {name!r}")
-    value = getattr(import_module(f"core_runner.{_HOME[name]}"), name)
+    with collector_paused():
+        value = getattr(import_module(f"core_runner.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

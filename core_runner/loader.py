@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from core_runner.config import RunnerConfig
 from core_runner.errors import ConfigError
 from model_states import CheckpointConfig, ModelConfig, ModelState, PluginManager
+from model_states.collector import collector_paused
 from model_states.loading import load_checkpoint_config
 from model_states.selection import check_capability
+from model_states.staged import StagedTensor
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +27,17 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Progress | None) -> ModelState:
     """Choose the model state for `config.model` and load it."""
     device = pick_device(config.device)
-    Thread(target=_wake, args=(device,), daemon=True).start()
+    waking = Thread(target=_wake, args=(device,), daemon=True)
+    waking.start()
+    with collector_paused():
+        state = _load(config, plugins, device, progress)
+    waking.join()  # whoever forks must not find it at work
+    return state
+
+
+def _load(
+    config: RunnerConfig, plugins: PluginManager, device: torch.device, progress: Progress | None
+) -> ModelState:
     checkpoint = load_checkpoint_config(
         plugins.locate(config.model), trust_remote_code=config.trust_remote_code
     )
@@ -57,8 +70,17 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
 
 
 def _wake(device: torch.device) -> None:
-    """Start the device's context, which takes a second or two, while this process imports what models need."""
-    torch.empty(1, device=device)
+    """Start what takes a second or two to start, while this process imports what models need: the device's context, its
+    library of products, and Triton's driver, which hashes its own compiler first.
+    """
+    if device.type == "cpu":
+        return
+    with suppress(Exception):  # whoever needs it meets the error again, where it can be told
+        x = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+        torch.mm(x, x)
+        staged = StagedTensor((1,), torch.int32, device)
+        staged.stage(0, 0, [0])
+        staged.apply()
 
 
 def _check_options(config: RunnerConfig, state_class: type[ModelState]) -> Mapping[str, Any]:

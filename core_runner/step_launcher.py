@@ -84,8 +84,11 @@ class StepLauncher:
         graphs = self._graphs
         # Few rows go through kernels that are cut for their number; a prefill's cut depends on its longest query.
         shapes = [*map(graphs.decode_shape, graphs.decode_rows), *graphs.full_shapes()]
-        with compiling_ahead():
-            for shape in shapes:
+        with compiling_ahead() as compiler:
+            for number, shape in enumerate([shapes[-1], *shapes[:-1]]):
+                # Where the kernels of the first two have been kept, so have the others': launches will find them.
+                if number == 2 and not compiler.is_cold:
+                    break
                 batch = self._padding(shape)
                 hidden_states = self._forward(batch, None)
                 for variant in self._graph_sampler.graph_variants:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +29,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(compile_ahead, "JITFunction", Kernel)
-    monkeypatch.setattr(compile_ahead, "AsyncCompileMode", lambda threads, ignore_errors: nullcontext())
+    monkeypatch.setattr(compile_ahead, "AsyncCompileMode", lambda compiler, ignore_errors: nullcontext())
     return Kernel()
 
 
@@ -44,6 +47,79 @@ def test_an_error_inside_leaves_launches_as_they_were(kernel: Kernel) -> None:
         raise KeyError("a step of padding failed")
     kernel.launch("after")
     assert len(kernel.launches) == 1
+
+
+class Cache:
+    """Kernels on disk, as Triton keeps them, and who made each."""
+
+    def __init__(self, directory: Path, compiler: compile_ahead.Compiler) -> None:
+        self.directory, self.compiler = directory, compiler
+
+    def job(self, name: str, fails: bool = False) -> Callable[[], int]:
+        def run() -> int:
+            path = self.directory / name
+            self.compiler.note(cache_hit=path.exists())
+            if fails:
+                raise ValueError(name)
+            if not path.exists():
+                path.write_text(str(os.getpid()))
+            return int(path.read_text())
+
+        return run
+
+
+def test_the_first_kernel_that_is_missing_has_the_others_made_elsewhere(tmp_path: Path) -> None:
+    compiler = compile_ahead.Compiler()
+    cache = Cache(tmp_path, compiler)
+    (tmp_path / "kept").write_text("7")
+    kept = compiler.submit(cache.job("kept"))
+    assert kept.result(0) == 7
+    assert not compiler.is_cold
+    missing = compiler.submit(cache.job("missing"))
+    assert missing.result(0) == os.getpid()
+    assert compiler.is_cold
+    others = [compiler.submit(cache.job(name, name == "bad")) for name in ("a", "bad", "b", "c")]
+    assert not any(future.done() for future in others)
+    compiler.finish()
+    made_by = [future.result(0) for future in others if future.exception(0) is None]
+    assert len(made_by) == 3
+    assert os.getpid() not in made_by
+    with pytest.raises(ValueError, match="bad"):
+        others[1].result(0)
+
+
+def test_a_process_that_dies_leaves_its_kernels_to_this_one(tmp_path: Path) -> None:
+    compiler, own = compile_ahead.Compiler(), os.getpid()
+    cache = Cache(tmp_path, compiler)
+    compiler.note(cache_hit=False)
+
+    def dies_elsewhere() -> int:
+        if os.getpid() != own:
+            os._exit(1)
+        return 3
+
+    futures = [compiler.submit(dies_elsewhere), *(compiler.submit(cache.job(f"{i}")) for i in range(5))]
+    compiler.finish()
+    assert futures[0].result(0) == 3
+    assert all(future.result(0) > 0 for future in futures[1:])
+
+
+def test_what_waits_is_given_up_with_an_error(tmp_path: Path) -> None:
+    compiler = compile_ahead.Compiler()
+    compiler.note(cache_hit=False)
+    future = compiler.submit(Cache(tmp_path, compiler).job("never"))
+    compiler.give_up()
+    assert future.exception(0) is not None
+    assert not list(tmp_path.iterdir())
+
+
+def test_listeners_are_put_back(kernel: Kernel) -> None:
+    triton = pytest.importorskip("triton")
+    before = triton.knobs.compilation.listener
+    with compile_ahead.compiling_ahead() as compiler:
+        triton.knobs.compilation.listener(cache_hit=False, src=None)
+    assert compiler.is_cold
+    assert triton.knobs.compilation.listener is before
 
 
 def test_the_interpreter_compiles_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
