@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from recordings import RATE, chirp, encode, wav
+from support.recordings import RATE, chirp, encode, wav
 
 from core_runner.audio import AudioPool, load_audio
 from core_runner.errors import AudioError

@@ -12,7 +12,7 @@ import tracemalloc
 import av
 import numpy as np
 import pytest
-from recordings import RATE, chirp, encode, shift_and_likeness, wav
+from support.recordings import RATE, chirp, encode, shift_and_likeness, wav
 
 from core_runner.audio import load_audio
 from core_runner.audio.buffer import SampleBuffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recordings import RATE, encode, tone, wav
+from support.recordings import RATE, encode, tone, wav
 
 from core_runner.audio import load_audio
 
