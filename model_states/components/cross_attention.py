@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from model_states.attention import AttentionSpec
@@ -223,26 +220,6 @@ class CrossAttention(Component):
 
     def _key(self, request: RequestInputs) -> bytes:
         return request.input_keys.get(KEY_NAME) or self.encoder.content_key(request.model_inputs)
-
-
-def content_key(value: Any, given: Any = None) -> bytes:
-    """Name of an encoder input's content.
-
-    value: an array, or a tensor. given: a name by which the caller vouches for the content, or None. What lies on a
-    device gets a name of its own, which nothing else shares: to read it would wait for the device.
-    """
-    if given is not None:
-        if not isinstance(given, str) or not given:
-            raise ValueError(f"key={given!r} must be a string that no other content has, or be left out")
-        return b"given:" + given.encode()
-    if isinstance(value, torch.Tensor):
-        if value.device.type != "cpu":
-            return b"unique:" + secrets.token_bytes(16)
-        value = value.numpy()
-    array = np.ascontiguousarray(value)
-    digest = sha256(f"{array.dtype} {array.shape}".encode())
-    digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.digest()
 
 
 def _option(config: ModelConfig, name: str, least: int = 1) -> int | None:

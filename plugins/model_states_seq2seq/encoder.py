@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from model_states.components.cross_attention import content_key
+from model_states.components.content_key import content_key
 from model_states.staged import HostToDevice
 
 Ids = npt.NDArray[np.int64]

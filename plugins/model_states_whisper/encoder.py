@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from model_states.components.cross_attention import content_key
+from model_states.components.content_key import content_key
 from model_states.encoder_decoder import EncoderLayer, ShiftedNorm, stack_layers
 from model_states.staged import HostToDevice
 from model_states_whisper.features import FeatureConfig, LogMel

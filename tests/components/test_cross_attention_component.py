@@ -10,7 +10,7 @@ import torch
 
 from model_states import CapabilityError
 from model_states.components import cross_attention as component
-from model_states.components.cross_attention import content_key
+from model_states.components.content_key import content_key
 
 
 def test_content_keys_differ_where_content_does():
@@ -23,6 +23,15 @@ def test_content_keys_differ_where_content_does():
     for bad in ("", 3, b"clip"):
         with pytest.raises(ValueError, match="must be a string that no other content has"):
             content_key(array, bad)
+
+
+def test_long_content_is_named_by_all_of_it():
+    array = np.zeros(400_000, np.float32)
+    changed = [array.copy() for _ in range(8)]
+    for place, other in enumerate(changed):
+        other[place * 57_142] = 1.0
+    assert content_key(array) == content_key(array.copy())
+    assert len({content_key(value) for value in (array, array[:-1], *changed)}) == 10
 
 
 def test_what_lies_on_a_device_has_a_name_of_its_own():
