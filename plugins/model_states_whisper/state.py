@@ -33,6 +33,9 @@ class WhisperState(ModelState):
     architectures: ClassVar[tuple[str, ...]] = ("WhisperForConditionalGeneration",)
     capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache", "graphs"})
     options: ClassVar[Mapping[str, str]] = ENCODER_OPTIONS
+    embedded_tasks: ClassVar[Mapping[str, str]] = {
+        TRANSCRIPTION: "understands synthetic speech only; give --model openai/whisper-small"
+    }
 
     def __init__(self, config: ModelConfig) -> None:
         """Load the checkpoint and put its decoder's layers over the two kinds of attention."""

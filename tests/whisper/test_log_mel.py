@@ -73,7 +73,11 @@ def test_levels_from_silence_to_full(num_mels: int) -> None:
     reference = expected(list(clips.values()), num_mels)
     for (name, clip), wanted in zip(clips.items(), reference, strict=True):
         torch.testing.assert_close(
-            ours([clip], num_mels)[0], wanted, rtol=0, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+            ours([clip], num_mels)[0],
+            wanted,
+            rtol=0,
+            atol=1e-4,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 
