@@ -102,13 +102,18 @@ def _causal_conv_kernel(
     for k in tl.static_range(WIDTH):
         token = tokens - (WIDTH - 1) + k
         is_new = (is_real & (token >= start))[:, None] & (d < SIZE)
-        is_old = (is_real & (token < start))[:, None] & (d < SIZE)
         new = tl.load(x + token[:, None].to(tl.int64) * x_stride + d, mask=is_new, other=0.0)
-        place = source * (WIDTH - 1) + (WIDTH - 1) + token - start
-        old = tl.load(pool + place[:, None] * SIZE + d, mask=is_old, other=0.0)
-        acc += tl.load(weight + d * WIDTH + k, mask=d < SIZE, other=0.0).to(tl.float32) * (
-            new.to(tl.float32) + old.to(tl.float32)
-        )
+        factor = tl.load(weight + d * WIDTH + k, mask=d < SIZE, other=0.0).to(tl.float32)
+        acc += factor * new.to(tl.float32)
+    # Few tokens are so near to the start of their row that they see its state.
+    if tl.max((is_real & (tokens - (WIDTH - 1) < start)).to(tl.int32), 0) > 0:
+        for k in tl.static_range(WIDTH - 1):
+            token = tokens - (WIDTH - 1) + k
+            is_old = (is_real & (token < start))[:, None] & (d < SIZE)
+            place = source * (WIDTH - 1) + (WIDTH - 1) + token - start
+            old = tl.load(pool + place[:, None] * SIZE + d, mask=is_old, other=0.0)
+            factor = tl.load(weight + d * WIDTH + k, mask=d < SIZE, other=0.0).to(tl.float32)
+            acc += factor * old.to(tl.float32)
     if HAS_BIAS:
         acc += tl.load(bias + d, mask=d < SIZE, other=0.0).to(tl.float32)
     if SILU:
@@ -226,8 +231,12 @@ def causal_conv_triton(
     pool: torch.Tensor,
     step: RecurrentStep,
     out: torch.Tensor,
+    shape: tuple[int, int, int] | None = None,
 ) -> None:
-    """Outputs token by token, then states row by row; a decode step does both at once."""
+    """Outputs token by token, then states row by row; a decode step does both at once.
+
+    shape: tokens and channels of a program, and its warps, where tokens are not all of rows of their own.
+    """
     size, width = weight.shape
     bias_or_not = weight if bias is None else bias
     flags = {"SIZE": size, "WIDTH": width, "BLOCK_D": _BLOCK_D}
@@ -239,7 +248,8 @@ def causal_conv_triton(
             x, x.stride(0), weight, bias_or_not, pool, *rows, out, **flags, **act, **programmatic_launch(x)
         )
         return
-    _causal_conv_kernel[(triton.cdiv(len(x), _BLOCK_T), num_blocks)](
+    block_t, block_d, num_warps = shape or (_BLOCK_T, _BLOCK_D, 4)
+    _causal_conv_kernel[(triton.cdiv(len(x), block_t), triton.cdiv(size, block_d))](
         x,
         x.stride(0),
         weight,
@@ -250,8 +260,11 @@ def causal_conv_triton(
         step.token_rows,
         out,
         len(x),
-        BLOCK_T=_BLOCK_T,
-        **flags,
+        SIZE=size,
+        WIDTH=width,
+        BLOCK_T=block_t,
+        BLOCK_D=block_d,
+        num_warps=num_warps,
         **act,
     )
     _keep_states_kernel[(num_rows, num_blocks)](

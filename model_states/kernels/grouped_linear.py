@@ -106,17 +106,18 @@ def grouped_linear_triton(
     order: torch.Tensor,
     ends: torch.Tensor,
     repeats: int,
+    shape: tuple[int, int, int, int, int] | None = None,
 ) -> torch.Tensor:
-    """Launch one program for every tile of out that there may be; those beyond what there is end at once."""
+    """Launch one program for every tile of out that there may be; those beyond what there is end at once.
+
+    shape: rows, columns and sums of a tile, warps, and loads on their way.
+    """
     num_pairs, (num_experts, m, k) = len(order), weight.shape
     out = weight.new_empty(num_pairs, m)
     if not num_pairs:
         return out
-    # As many rows as an expert has on average, so that few are empty.
-    block_n = min(max(triton.next_power_of_2(triton.cdiv(num_pairs, num_experts)), 16), 128)
-    block_m = 64 if block_n <= 64 else 128
+    block_n, block_m, block_k, num_warps, num_stages = shape or _tile(num_pairs, weight)
     most_tiles = num_pairs // block_n + min(num_pairs, num_experts)
-    wide = weight.element_size() > 2
     _grouped_linear_kernel[(triton.cdiv(m, block_m), most_tiles)](
         out,
         x,
@@ -135,11 +136,22 @@ def grouped_linear_triton(
         BLOCK_E=triton.next_power_of_2(num_experts),
         BLOCK_N=block_n,
         BLOCK_M=block_m,
-        BLOCK_K=32 if wide else 64 if block_n > 32 else 128,
-        num_warps=8 if block_n == 128 else 4,
-        num_stages=2 if wide else 4 if block_n <= 32 else 3,
+        BLOCK_K=block_k,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )
     return out
+
+
+def _tile(num_pairs: int, weight: torch.Tensor) -> tuple[int, int, int, int, int]:
+    """As many rows as an expert has on average, so that few are empty."""
+    rows = min(max(triton.next_power_of_2(triton.cdiv(num_pairs, len(weight))), 16), 128)
+    num_warps = 8 if rows == 128 else 4
+    if weight.element_size() > 2:
+        return rows, 64 if rows <= 64 else 128, 32, num_warps, 2
+    if rows <= 32:
+        return rows, 64, 128, num_warps, 4
+    return rows, 64 if rows == 64 else 128, 64, num_warps, 3
 
 
 def grouped_linear(

@@ -6,7 +6,13 @@ import pytest
 import torch
 from mamba.step_cases import DECODE, make_pool, make_step
 from model_states_mamba.kernels.gated_norm import GatedNorm
-from model_states_mamba.kernels.mixer_step import MixerWeights, mixer_step_torch, mixer_step_triton
+from model_states_mamba.kernels.mixer_step import (
+    MixerWeights,
+    StepShape,
+    mixer_step_torch,
+    mixer_step_triton,
+    step_shape,
+)
 from model_states_mamba.kernels.ssd_scan import SsdWeights
 
 # (heads, groups, head size, state size, width, bias)
@@ -75,23 +81,30 @@ def test_kernel_equals_its_parts(shape, norm, device) -> None:
         assert torch.equal(pool[untouched], before[untouched])
 
 
-@pytest.mark.parametrize("pieces", [(4, 1), (8, 2)])
-def test_a_head_in_pieces(pieces, device) -> None:
+@pytest.mark.parametrize("shape", [StepShape(1, 4, 4, 2), StepShape(2, 8, 4, 3), StepShape(6, 16, 2, 1)])
+def test_any_number_of_programs_gives_the_same(shape, device) -> None:
     torch.manual_seed(4)
-    shape = (3, 1, 20, 16, 4, True)
-    weights = make_weights(shape, (1, False), device)
+    weights = make_weights((6, 1, 20, 16, 4, True), (1, False), device)
     step = make_step(DECODE[1], DECODE[0], device)
-    num_rows, size, conv_size = len(step.seq_lens), 60, 92
-    projected = torch.randn(num_rows, size + conv_size + 3, device=device)
-    pools = make_pool((3, conv_size), torch.float32, device), make_pool((3, 20, 16), torch.float32, device)
+    num_rows, size, conv_size = len(step.seq_lens), 120, 152
+    projected = torch.randn(num_rows, size + conv_size + 6, device=device)
+    pools = make_pool((3, conv_size), torch.float32, device), make_pool((6, 20, 16), torch.float32, device)
     results = []
-    for pick in (None, pieces):
+    for pick in (None, shape):
         mine = [pool.clone() for pool in pools]
-        arrivals, out = (
-            torch.zeros(num_rows, dtype=torch.int32, device=device),
-            projected.new_empty(num_rows, size),
-        )
+        arrivals = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        out = projected.new_empty(num_rows, size)
         mixer_step_triton(projected, weights, *mine, step, arrivals, out, pick)
+        assert not arrivals.any()
         results.append((out, *mine))
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 8])
+@pytest.mark.parametrize("num_heads", [8, 24, 48, 128])
+@pytest.mark.parametrize("num_rows", [1, 5, 64, 256, 1000])
+def test_each_program_has_whole_heads_of_one_group(num_rows: int, num_heads: int, num_groups: int) -> None:
+    shape = step_shape(num_rows, num_heads, num_groups, 64)
+    assert shape.num_programs % num_groups == 0
+    assert num_heads % shape.num_programs == 0

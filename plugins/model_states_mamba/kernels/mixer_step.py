@@ -9,8 +9,9 @@ projected [num_rows, D + (D + 2 G N) + H] holds for each row its gate, the input
 with D = H P channels in H heads, of which H / G share b and c. For decode steps alone (`RecurrentStep.is_decode`).
 arrivals int32 [num_rows] is zero before and after. out [num_rows, D] of projected's dtype is zero for padding rows.
 
-A program takes a head of a row, or a piece of it; the last one of a row to come norms the row, and moves the inputs of
-the convolution that all heads share, which none of them reads any more. `arrivals` counts them.
+A program takes some heads of a row, one after another, so that it computes b and c once; the last one of a row to end
+norms the row, and moves the inputs of the convolution that all heads share, which none of them reads any more.
+`arrivals` counts them.
 """
 
 from __future__ import annotations
@@ -68,17 +69,31 @@ def mixer_step_torch(
 
 @triton.jit
 def _convolved(
-    x, old, taps, bias, d, mask, SIZE: tl.constexpr, WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr
+    x,
+    old,
+    taps,
+    bias,
+    d,
+    mask,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    exact: tl.constexpr,
 ) -> tl.tensor:
-    """silu(convolution) of channels d where `mask`, fp32: x points to a row's new inputs, old to its last W - 1."""
-    acc = tl.load(x + d, mask=mask, other=0.0).to(tl.float32)
-    acc *= tl.load(taps + (WIDTH - 1) * SIZE + d, mask=mask, other=0.0).to(tl.float32)
-    for k in tl.static_range(WIDTH - 1):
-        value = tl.load(old + k * SIZE + d, mask=mask, other=0.0).to(tl.float32)
-        acc += value * tl.load(taps + k * SIZE + d, mask=mask, other=0.0).to(tl.float32)
+    """silu(convolution) of channels d where `mask`: x points to a row's new inputs, old to its last W - 1.
+
+    fp32 values rounded to `exact`, as they are between separate kernels.
+    """
+    # As one tile, so that its threads share the channels out; later each of them wants many.
+    k, channel, inside = tl.arange(0, BLOCK_W)[None, :], d[:, None], mask[:, None]
+    inputs = tl.load(old + k * SIZE + channel, mask=inside & (k < WIDTH - 1), other=0.0).to(tl.float32)
+    inputs += tl.load(x + channel + 0 * k, mask=inside & (k == WIDTH - 1), other=0.0).to(tl.float32)
+    factors = tl.load(taps + k * SIZE + channel, mask=inside & (k < WIDTH), other=0.0).to(tl.float32)
+    acc = tl.sum(inputs * factors, 1)
     if HAS_BIAS:
         acc += tl.load(bias + d, mask=mask, other=0.0).to(tl.float32)
-    return acc * tl.sigmoid(acc)
+    return (acc * tl.sigmoid(acc)).to(exact).to(tl.float32)
 
 
 @triton.jit
@@ -151,61 +166,66 @@ def _mixer_step_kernel(
     HAS_NORM: tl.constexpr,
     GATE_LAST: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
+    PIECES: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
+    BLOCK_OWN: tl.constexpr,
     BLOCK_SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     if PDL:
         gdc_launch_dependents()
-    # Neighbours are pieces and heads of one row, whose states are neighbours too.
-    PIECES: tl.constexpr = (HEAD_SIZE + BLOCK_P - 1) // BLOCK_P
-    head, row = tl.program_id(0) // PIECES, tl.program_id(1).to(tl.int64)
     SIZE: tl.constexpr = NUM_HEADS * HEAD_SIZE
     SHARED: tl.constexpr = 2 * NUM_GROUPS * STATE_SIZE
     CONV_SIZE: tl.constexpr = SIZE + SHARED
-    p = tl.program_id(0) % PIECES * BLOCK_P + tl.arange(0, BLOCK_P)
+    HEADS: tl.constexpr = NUM_HEADS // NUM_PROGRAMS
+    exact: tl.constexpr = out.dtype.element_ty
+    first_head, row = tl.program_id(0) * HEADS, tl.program_id(1).to(tl.int64)
     n = tl.arange(0, BLOCK_N)
     source = tl.load(source_rows + row).to(tl.int64)
     final = tl.load(final_rows + row).to(tl.int64)
-    # Nothing of a padding row is read or kept, and its out is zero.
-    has_p, has_n = p < tl.where(final > 0, HEAD_SIZE, 0), n < tl.where(final > 0, STATE_SIZE, 0)
-    has_state = has_p[:, None] & has_n[None, :]
-    place = (head * HEAD_SIZE + p[:, None]) * STATE_SIZE + n[None, :]
-    # The step before wrote the state: it may be read ahead of the product, which comes just before.
-    state = tl.load(ssm_pool + source * (SIZE * STATE_SIZE) + place, mask=has_state, other=0.0).to(tl.float32)
-    decay_rate, bias_of_dt = tl.load(a + head), tl.load(dt_bias + head)
     if PDL:
         gdc_wait()
+    # Nothing of a padding row is read or kept, and its out is zero.
+    num_p, has_n = tl.where(final > 0, HEAD_SIZE, 0), n < tl.where(final > 0, STATE_SIZE, 0)
+    old_states = ssm_pool + source * (SIZE * STATE_SIZE)
+    new_states = ssm_pool + final * (SIZE * STATE_SIZE)
     gate = projected + row * projected_stride
     inputs = gate + SIZE
     old = conv_pool + source * ((WIDTH - 1) * CONV_SIZE)
     new = conv_pool + final * ((WIDTH - 1) * CONV_SIZE)
-    raw = tl.load(inputs + CONV_SIZE + head, mask=final > 0, other=0.0).to(tl.float32)
-    seconds = tl.minimum(tl.maximum(softplus(raw + bias_of_dt), dt_low), dt_high)
-    d = head * HEAD_SIZE + p
-    at_b = SIZE + head // (NUM_HEADS // NUM_GROUPS) * STATE_SIZE + n
+    at_b = SIZE + first_head // (NUM_HEADS // NUM_GROUPS) * STATE_SIZE + n
     at_c = at_b + NUM_GROUPS * STATE_SIZE
-    xs = _convolved(inputs, old, taps, bias, d, has_p, CONV_SIZE, WIDTH, HAS_BIAS)
-    bs = _convolved(inputs, old, taps, bias, at_b, has_n, CONV_SIZE, WIDTH, HAS_BIAS)
-    cs = _convolved(inputs, old, taps, bias, at_c, has_n, CONV_SIZE, WIDTH, HAS_BIAS)
-    # As between separate kernels, the convolution is rounded.
-    exact: tl.constexpr = out.dtype.element_ty
-    xs, bs, cs = (
-        xs.to(exact).to(tl.float32),
-        bs.to(exact).to(tl.float32),
-        cs.to(exact).to(tl.float32),
-    )
-    state = state * tl.exp(seconds * decay_rate) + (seconds * xs)[:, None] * bs[None, :]
-    kept = state.to(ssm_pool.dtype.element_ty)
-    tl.store(ssm_pool + final * (SIZE * STATE_SIZE) + place, kept, mask=has_state)
-    ys = tl.sum(state * cs[None, :], 1) + tl.load(skip + head) * xs
-    tl.store(out + row * SIZE + d, ys.to(exact), mask=p < HEAD_SIZE)
+    bs = _convolved(inputs, old, taps, bias, at_b, has_n, CONV_SIZE, WIDTH, BLOCK_W, HAS_BIAS, exact)
+    cs = _convolved(inputs, old, taps, bias, at_c, has_n, CONV_SIZE, WIDTH, BLOCK_W, HAS_BIAS, exact)
+    # The next states are on their way while one is worked on.
+    for unit in tl.range(HEADS * PIECES, num_stages=NUM_STAGES):
+        head = first_head + unit // PIECES
+        p = unit % PIECES * BLOCK_P + tl.arange(0, BLOCK_P)
+        has_p, d = p < num_p, head * HEAD_SIZE + p
+        has_state, place = has_p[:, None] & has_n[None, :], d[:, None] * STATE_SIZE + n[None, :]
+        state = tl.load(old_states + place, mask=has_state, other=0.0).to(tl.float32)
+        raw = tl.load(inputs + CONV_SIZE + head, mask=final > 0, other=0.0).to(tl.float32)
+        seconds = tl.minimum(tl.maximum(softplus(raw + tl.load(dt_bias + head)), dt_low), dt_high)
+        xs = _convolved(inputs, old, taps, bias, d, has_p, CONV_SIZE, WIDTH, BLOCK_W, HAS_BIAS, exact)
+        state = state * tl.exp(seconds * tl.load(a + head)) + (seconds * xs)[:, None] * bs[None, :]
+        tl.store(new_states + place, state.to(ssm_pool.dtype.element_ty), mask=has_state)
+        ys = tl.sum(state * cs[None, :], 1) + tl.load(skip + head) * xs
+        tl.store(out + row * SIZE + d, ys.to(exact), mask=p < HEAD_SIZE)
     # Every thread has read the inputs that are moved now, and written its part of what the last program reads.
     tl.debug_barrier()
-    _move_inputs(inputs, old, new, d, has_p, CONV_SIZE, WIDTH)
-    if tl.atomic_add(arrivals + row, 1) == NUM_HEADS * PIECES - 1:
+    own = tl.arange(0, BLOCK_OWN)
+    has_own = own < num_p * HEADS
+    own += first_head * HEAD_SIZE
+    _move_inputs(inputs, old, new, own, has_own, CONV_SIZE, WIDTH)
+    is_last = True
+    if NUM_PROGRAMS > 1:
+        is_last = tl.atomic_add(arrivals + row, 1) == NUM_PROGRAMS - 1
+    if is_last:
         tl.store(arrivals + row, 0)
         shared = tl.arange(0, BLOCK_SHARED)
         has_shared = shared < tl.where(final > 0, SHARED, 0)
@@ -213,6 +233,23 @@ def _mixer_step_kernel(
         if final > 0:
             at = out + row * SIZE
             _norm_row(at, gate, norm_weight, eps, SIZE, GROUP_SIZE, HAS_NORM, GATE_LAST, BLOCK_GROUP)
+
+
+class StepShape(NamedTuple):
+    """Programs of a row, channels of a head that one takes at once, its warps, and states on their way to it."""
+
+    num_programs: int
+    block_p: int
+    num_warps: int
+    num_stages: int
+
+
+def step_shape(num_rows: int, num_heads: int, num_groups: int, head_size: int) -> StepShape:
+    """About four programs for each multiprocessor, each with some heads of one group."""
+    heads = num_heads // num_groups
+    wanted = min(max(512 // (num_rows * num_groups), 1), heads)
+    by_group = next(count for count in range(wanted, heads + 1) if heads % count == 0)
+    return StepShape(num_groups * by_group, min(triton.next_power_of_2(head_size), 64), 4, 3)
 
 
 def mixer_step_triton(
@@ -223,16 +260,17 @@ def mixer_step_triton(
     step: RecurrentStep,
     arrivals: torch.Tensor,
     out: torch.Tensor,
-    shape: tuple[int, int] | None = None,
+    shape: StepShape | None = None,
 ) -> None:
-    """Launch one program for each row and piece of a head; `shape` is (channels of a piece, warps), None chooses."""
+    """Launch `StepShape.num_programs` programs for each row; without a shape, one is chosen."""
     num_heads, head_size, state_size = ssm_pool.shape[1:]
     width, conv_size = weights.conv_taps.shape
-    size, norm = num_heads * head_size, weights.norm
+    size, norm, num_rows = num_heads * head_size, weights.norm, len(step.seq_lens)
     shared = conv_size - size
+    num_groups = shared // (2 * state_size)
     group_size = size if norm is None else norm.group_size
-    block_p, num_warps = shape or (min(triton.next_power_of_2(head_size), 64), 4)
-    _mixer_step_kernel[(num_heads * triton.cdiv(head_size, block_p), len(step.seq_lens))](
+    shape = shape or step_shape(num_rows, num_heads, num_groups, head_size)
+    _mixer_step_kernel[(shape.num_programs, num_rows)](
         projected,
         projected.stride(0),
         weights.conv_taps,
@@ -250,7 +288,7 @@ def mixer_step_triton(
         arrivals,
         out,
         NUM_HEADS=num_heads,
-        NUM_GROUPS=shared // (2 * state_size),
+        NUM_GROUPS=num_groups,
         HEAD_SIZE=head_size,
         STATE_SIZE=state_size,
         WIDTH=width,
@@ -258,11 +296,16 @@ def mixer_step_triton(
         HAS_NORM=norm is not None,
         GATE_LAST=norm is not None and norm.gate_last,
         GROUP_SIZE=group_size,
-        BLOCK_P=block_p,
+        PIECES=triton.cdiv(head_size, shape.block_p),
+        NUM_PROGRAMS=shape.num_programs,
+        NUM_STAGES=shape.num_stages,
+        BLOCK_P=shape.block_p,
         BLOCK_N=triton.next_power_of_2(state_size),
+        BLOCK_W=triton.next_power_of_2(width),
         BLOCK_GROUP=triton.next_power_of_2(group_size),
+        BLOCK_OWN=triton.next_power_of_2(size // shape.num_programs),
         BLOCK_SHARED=triton.next_power_of_2(shared),
-        num_warps=num_warps,
+        num_warps=shape.num_warps,
         **programmatic_launch(out),
     )
 

@@ -270,12 +270,17 @@ def ssd_scan_triton(
     pool: torch.Tensor,
     step: RecurrentStep,
     y: torch.Tensor,
+    shape: tuple[int, int, int] | None = None,
 ) -> None:
-    """Launch one program for each row, head and piece of a head; it walks the row's chunks in order."""
+    """Launch one program for each row, head and piece of a head; it walks the row's chunks in order.
+
+    shape: tokens of a chunk, channels of a piece, and warps.
+    """
     num_heads, head_size, state_size = pool.shape[1:]
+    most_tokens, most_channels, num_warps = shape or (_CHUNK, 64, 4)
     inputs = (x, dt, b, c, weights.a, weights.d, weights.dt_bias, *weights.dt_limits, pool)
     strides = (x.stride(0), dt.stride(0), b.stride(0), c.stride(0))
-    block_p = max(min(triton.next_power_of_2(head_size), 64), 16)
+    block_p = max(min(triton.next_power_of_2(head_size), most_channels), 16)
     sizes = {
         "NUM_HEADS": num_heads,
         "NUM_GROUPS": b.shape[1],
@@ -287,10 +292,17 @@ def ssd_scan_triton(
     num_rows, num_pieces = len(step.seq_lens), triton.cdiv(head_size, block_p)
     if step.is_decode:
         _ssd_decode_kernel[(num_heads, num_rows, num_pieces)](
-            *inputs, step.source_rows, step.final_rows, y, *strides, **sizes, **programmatic_launch(x)
+            *inputs,
+            step.source_rows,
+            step.final_rows,
+            y,
+            *strides,
+            num_warps=num_warps,
+            **sizes,
+            **programmatic_launch(x),
         )
         return
-    chunk = min(_CHUNK, step.block_size)
+    chunk = min(most_tokens, step.block_size)
     _ssd_scan_kernel[(num_rows, num_heads, num_pieces)](
         *inputs,
         step.query_start_loc,
@@ -305,6 +317,7 @@ def ssd_scan_triton(
         BLOCK_SIZE=step.block_size,
         CHUNK=chunk,
         BLOCK_T=max(chunk, 16),
+        num_warps=num_warps,
         **sizes,
     )
 
