@@ -20,6 +20,7 @@ from core_runner.scheduling.scheduler import Scheduler
 from core_runner.scheduling.step import RequestUpdate, ScheduledStep, SchedulerConfig
 from core_runner.structured.grammars import Grammars
 from model_states import Component, PluginManager
+from model_states.input_names import check_input_names
 
 _PAUSE_S = 0.0005
 
@@ -122,9 +123,11 @@ class Engine:
 
     def _name_inputs(self, request: Request) -> None:
         """Have model inputs checked and named by content, once: completions of a prompt take over its names."""
+        hooks = self.runner.hooks
         if not request.input_keys:
             try:
-                request.input_keys = self.runner.hooks.input_keys(request)
+                check_input_names(request.model_inputs, hooks.input_names)
+                request.input_keys = hooks.input_keys(request)
             except ValueError as error:
                 raise RequestError(f"request {request.req_id!r}: {error}") from error
         state = self.runner.model_state

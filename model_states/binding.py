@@ -21,6 +21,7 @@ from model_states.errors import PluginConflictError, PluginError, PluginHookErro
 from model_states.hook_checks import check_hooks, implemented_hooks
 from model_states.hook_names import HOT_HOOK_ARGUMENTS, HOT_HOOKS, combine_rule
 from model_states.hookspecs import PROJECT_NAME, HotHooks
+from model_states.input_names import input_names
 from model_states.interface import Component
 
 if TYPE_CHECKING:
@@ -67,9 +68,12 @@ class _Implementation:
 
 
 class Hooks:
-    """Every hot hook of one loaded model as a plain call; arguments are positional, in the spec's order."""
+    """Every hot hook of one loaded model as a plain call; arguments are positional, in the spec's order.
 
-    __slots__ = (*HOT_HOOKS, "relay")
+    input_names: of the `model_inputs` that somebody reads; None where one judges the names itself.
+    """
+
+    __slots__ = (*HOT_HOOKS, "input_names", "relay")
 
     cache_groups: Callable[[], list[CacheGroup]]
     init_caches: Callable[[Caches], None]
@@ -90,10 +94,12 @@ class Hooks:
     logits_processors: Callable[[ModelConfig, int], list[LogitsProcessor]]
     relay: HookRelay
 
-    def __init__(self, calls: Mapping[str, Call], relay: HookRelay) -> None:
+    def __init__(
+        self, calls: Mapping[str, Call], relay: HookRelay, input_names: frozenset[str] | None
+    ) -> None:
         for hook in HOT_HOOKS:
             setattr(self, hook, calls[hook])
-        self.relay = relay
+        self.relay, self.input_names = relay, input_names
 
     def has(self, hook: str) -> bool:
         """Whether somebody implements a hook."""
@@ -116,7 +122,8 @@ def bind(implementations: Sequence[Component], *, trace: bool | None = None) -> 
         trace = os.environ.get("MODEL_STATES_TRACE", "") not in ("", "0")
     if trace:
         _start_trace(relay)
-    hooks = Hooks({hook: _compile(relay, hook, trace) for hook in HOT_HOOKS}, relay)
+    calls = {hook: _compile(relay, hook, trace) for hook in HOT_HOOKS}
+    hooks = Hooks(calls, relay, input_names(implementations))
     relay.sealed = True
     return hooks
 

@@ -41,9 +41,13 @@ class Component:
     records_step: the hooks that a whole step's graph holds (`STEP_HOOKS`) may be recorded. A replay launches what
     they launched, and does not call them. While one object implements such a hook and does not say so, graphs hold
     the model's forward alone and the hooks are called in every step.
+
+    input_names: names of a request's `model_inputs` that it reads; a request with others, which nobody reads, is
+    refused. None: it judges all names itself, in the hook `input_keys`.
     """
 
     records_step: ClassVar[bool] = False
+    input_names: ClassVar[frozenset[str] | None] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check the hooks of a new class."""

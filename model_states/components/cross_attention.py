@@ -65,6 +65,7 @@ class CrossAttention(Component):
     """
 
     records_step = True
+    input_names = None  # the encoder's
 
     def __init__(
         self, config: ModelConfig, spec: AttentionSpec, encoder: Encoder, projections: Sequence[Projection]

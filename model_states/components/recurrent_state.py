@@ -77,6 +77,7 @@ class RecurrentState(Component):
     """
 
     records_step = True
+    input_names = frozenset({"recurrent_state", "keep_state"})
 
     def __init__(
         self,

@@ -215,6 +215,8 @@ def test_requests_that_wait_are_expected(model, toy):
 class Gate(Component):
     """Names model inputs, and lets requests in one at a time."""
 
+    input_names = None
+
     def __init__(self):
         self.held = self.set_aside = 0
 
@@ -263,3 +265,23 @@ def test_inputs_that_a_hook_refuses_are_refused_before_anything_starts(model, to
     with pytest.raises(ValueError, match="request 'request-1': leave 'bad' out"):
         llm.generate([[1], {"prompt_token_ids": [2], "model_inputs": {"bad": 1}}])
     assert llm.stats().steps == 0
+
+
+class Reader(Component):
+    """Reads one model input."""
+
+    input_names = frozenset({"notes"})
+
+
+@pytest.mark.parametrize(
+    ("extensions", "help"), [([], "it takes tokens alone"), ([Reader()], "give only notes")]
+)
+def test_inputs_that_nobody_reads_are_refused_by_name(extensions, help, model, toy):
+    llm = LLM(str(model), plugins=toy, extensions=extensions, device="cpu")
+    named = {"prompt_token_ids": [2], "model_inputs": {"audoi": 1, "notes": 2}}
+    with pytest.raises(ValueError, match=rf"request 'request-0': model_inputs has audoi.*{help}"):
+        llm.generate([named])
+    assert llm.stats().steps == 0
+    if extensions:
+        del named["model_inputs"]["audoi"]
+        assert len(llm.generate([named], SamplingParams(max_tokens=2))) == 1
