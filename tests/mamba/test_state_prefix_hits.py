@@ -2,126 +2,51 @@
 
 from __future__ import annotations
 
-import random
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import pytest
-from engine.test_pairwise import FEATURES, MAX_TOKENS, OPTIONS, PLAIN, Matrix
-from mamba.states import pools
+from engine.test_pairwise import FEATURES, MAX_TOKENS
 from support.drained import Drained
-from support.phases import pushing_out
-from support.reference import assert_exact
-from support.replays import replayed_steps
+from support.recurrent_hits import (
+    RecurrentMatrix,
+    check_equal_bits,
+    check_evictions,
+    check_preempted,
+    check_remainders,
+    hits_llm,
+    random_prompt,
+)
 
-from core_runner import LLM, SamplingParams
-
-if TYPE_CHECKING:
-    from core_runner import RequestOutput
-
-SIZES = {
-    "device": "cpu",
-    "block_size": 16,
-    "max_num_reqs": 4,
-    "max_model_len": 128,
-    "max_num_batched_tokens": 48,
-}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1)
-
-
-def _prompt(length: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(3, 211) for _ in range(length)]
-
-
-def _llm(drained: Drained, model, **options) -> LLM:
-    return drained(model.directory, **{**SIZES, "model_options": {"state_block_size": 16}, **options})
-
-
-def _run(llm: LLM, model, *prompts: list[int]) -> list[RequestOutput]:
-    outputs = llm.generate(list(prompts), GREEDY)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert_exact(output.outputs[0], model.reference(prompt, GREEDY.max_tokens), f"{len(prompt)} tokens")
-    return outputs
+from core_runner import SamplingParams
 
 
 @pytest.mark.parametrize("name", ["mamba2", "falcon_h1"])
 def test_shared_prefixes_of_every_remainder(name: str, tiny, drained: Drained) -> None:
-    model = tiny(name)
-    llm = _llm(drained, model, num_blocks=120)
-    for n in (1, 3):
-        for t in (0, 1, 12, 15):
-            shared = _prompt(16 * n + t, seed=17 * n + t)
-            # A fork at every length, then the first again.
-            prompts = [[*shared, *_prompt(k, seed=k)] for k in (1, 2, 7)]
-            hits = [_run(llm, model, prompt)[0].num_cached_tokens for prompt in [*prompts, prompts[0]]]
-            assert hits == [0, 16 * n, 16 * n, (16 * n + t) // 16 * 16]
+    check_remainders(tiny(name), drained, [(n, t) for n in (1, 3) for t in (0, 1, 12, 15)])
 
 
 def test_hit_and_miss_are_equal_bits(tiny, drained: Drained) -> None:
-    """Chunks end at the same places either way, so the same numbers are added in the same order."""
-    model = tiny("mamba2")
-    llm = _llm(drained, model, num_blocks=60, max_num_batched_tokens=16)
-    prompt = _prompt(40, seed=9)
-    miss, hit = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
-    assert (miss.num_cached_tokens, hit.num_cached_tokens) == (0, 32)
-    assert miss.outputs[0].logprobs == hit.outputs[0].logprobs
+    check_equal_bits(tiny("mamba2"), drained)
 
 
 def test_evictions_lose_hits_and_nothing_else(tiny, drained: Drained) -> None:
-    model = tiny("bamba")
-    llm = _llm(drained, model, num_blocks=14)
-    draw, hits = random.Random(1), 0
-    families = [_prompt(50, seed=seed) for seed in range(4)]
-    for _ in range(12):
-        prompts = [
-            [
-                *draw.choice(families)[: draw.randrange(5, 50)],
-                *_prompt(draw.randrange(1, 9), draw.randrange(99)),
-            ]
-            for _ in range(3)
-        ]
-        hits += sum(output.num_cached_tokens > 0 for output in _run(llm, model, *prompts))
-    assert 4 < hits < 36
-    assert not any(pool[0].any() for pool in pools(llm.engine.runner))
+    check_evictions(tiny("bamba"), drained, rounds=12)
 
 
 @pytest.mark.parametrize("name", ["mamba", "zamba2"])
 def test_preempted_requests_resume_from_their_states(name: str, tiny, drained: Drained) -> None:
-    model = tiny(name)
-    llm = _llm(drained, model, num_blocks=40)
-    prompts = [_prompt(length, seed=length) for length in (33, 18, 47)]
-    with pushing_out(llm.engine, 20) as pushed_out:
-        _run(llm, model, *prompts)
-    assert len(pushed_out) == 3
+    check_preempted(tiny(name), drained)
 
 
 def test_completions_of_one_prompt_share_its_states(tiny, drained: Drained) -> None:
     model = tiny("bamba")
-    llm = _llm(drained, model, num_blocks=60, enable_prefix_caching=False)
-    prompt = _prompt(37, seed=3)
+    llm = hits_llm(drained, model, num_blocks=60, enable_prefix_caching=False)
+    prompt = random_prompt(37, seed=3)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, n=3)
     want = model.reference(prompt, 6)
     (output,) = llm.generate(prompt, params)
     assert [completion.token_ids for completion in output.outputs] == [want.token_ids] * 3
     assert llm.stats().cached_tokens == 2 * 32
-
-
-class RecurrentMatrix(Matrix):
-    """The pairs on a model with states, one saved every 4 tokens."""
-
-    def _engine(self, *features: str) -> LLM:
-        options = dict(PLAIN)
-        for feature in features:
-            options |= OPTIONS[feature]
-        sizes = {"block_size": 4, "max_num_reqs": 6, "max_model_len": 64, "num_blocks": 100}
-        with replayed_steps():
-            return self.drained(
-                self.model.directory,
-                device="cpu",
-                model_options={"state_block_size": 4},
-                **{**sizes, **options},
-            )
 
 
 @pytest.mark.parametrize("name", ["mamba2", "jamba"])
@@ -133,9 +58,9 @@ def test_every_pair_of_features_is_exact(name: str, tiny, drained: Drained) -> N
 
 def test_a_hit_rate_of_zero_is_told(tiny, drained: Drained, caplog: pytest.LogCaptureFixture) -> None:
     """States are saved every 64 tokens, and the prompts that repeat are shorter."""
-    llm = _llm(drained, tiny("mamba2"), num_blocks=20, model_options={"state_block_size": 64})
+    llm = hits_llm(drained, tiny("mamba2"), num_blocks=20, model_options={"state_block_size": 64})
     for _ in range(34):
-        llm.generate(_prompt(30, seed=1), SamplingParams(max_tokens=1))
+        llm.generate(random_prompt(30, seed=1), SamplingParams(max_tokens=1))
     assert [r.getMessage() for r in caplog.records if "prefix cache" in r.getMessage()]
     stats = llm.stats()
     assert (stats.hit_rate, stats.cached_tokens) == (0.0, 0)
@@ -143,7 +68,7 @@ def test_a_hit_rate_of_zero_is_told(tiny, drained: Drained, caplog: pytest.LogCa
 
 
 def test_kept_states_are_counted_and_bounded(tiny, drained: Drained) -> None:
-    llm = _llm(drained, tiny("mamba2"), num_blocks=12)
+    llm = hits_llm(drained, tiny("mamba2"), num_blocks=12)
     for seed in range(20):
-        llm.generate(_prompt(33, seed=seed), SamplingParams(max_tokens=1))
+        llm.generate(random_prompt(33, seed=seed), SamplingParams(max_tokens=1))
     assert 0 < llm.stats().cached_blocks <= llm.stats().num_blocks == 11

@@ -62,3 +62,27 @@ def check_fused_and_plain(model: TinyRecurrent, whole: bool, drained: Drained) -
         )
         assert (llm.engine.runner.model_state.model.fused is not None) == (fused and whole)
         check_exact(model, llm, prompts)
+
+
+def check_on_gpu(
+    name: str, directory: Path, save: Callable[..., Any], sizes: dict[str, Any], drained: Drained
+) -> None:
+    """Compiled kernels and recorded steps give the tokens of full recomputation, cold and with prefix hits.
+
+    save: writes the checkpoint of `name` with other `sizes`, and gives the model.
+    """
+    max_tokens, draw = 8, random.Random(11)
+    model = save(name, directory, **sizes).to("cuda")
+    prompts = [[draw.randrange(3, 211) for _ in range(n)] for n in (1, 3, 17, 64, 80)]
+    references = [recomputed_reference(model, prompt, max_tokens) for prompt in prompts]
+    options = {"block_size": 16, "max_model_len": 128, "max_num_batched_tokens": 23, "num_blocks": 40}
+    states = {"model_options": {"state_block_size": 16}}
+    llm = drained(str(directory), device="cuda", dtype="float32", max_num_reqs=4, **options, **states)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=1)
+    skipped = 0
+    for _ in ("cold", "warm"):
+        for output, reference in zip(llm.generate(prompts, params), references, strict=True):
+            label = f"{name}, {len(output.prompt_token_ids)} tokens"
+            skipped += assert_exact(output.outputs[0], reference, label)
+    assert skipped <= max_tokens
+    assert llm.stats().step_ways["step graph"] > 0
