@@ -195,7 +195,6 @@ class Variant:
 
 VARIANTS = {
     "everything": Variant({}),
-    "three steps in flight": Variant({"max_steps_in_flight": 3}),
     "no asynchronous scheduling": Variant({"async_scheduling": False}),
     "blocking output copy": Variant({}, [blocking_copy]),
     "inputs built on the host": Variant({}, [host_inputs]),

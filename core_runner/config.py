@@ -27,8 +27,6 @@ class RunnerConfig:
     max_waiting: length of the bounded waiting queue; one more request is refused.
     policy: "fcfs" (first come, first served) or "priority" (a smaller number runs earlier, ties by arrival).
     async_scheduling: schedule step N+1 before step N's tokens are read.
-    max_steps_in_flight: with async_scheduling, steps that are launched and not read yet, the one that the device
-        runs included; a request that has ended is computed in as many further steps less one, in vain.
     num_draft_tokens: draft columns per request, K; anything but 0 is refused until drafts are verified.
     model_state: name of a plugin's model state; None selects the one that claims the architecture.
     model_options: settings of the model state's own, by name, such as the dtype of recurrent state; an unknown name is
@@ -60,7 +58,6 @@ class RunnerConfig:
     max_waiting: int = 100_000
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True
-    max_steps_in_flight: int = 2
     num_draft_tokens: int = 0
     model_state: str | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +79,6 @@ class RunnerConfig:
             "max_num_batched_tokens",
             "block_size",
             "max_waiting",
-            "max_steps_in_flight",
         ):
             self._require_int(name, 1)
         for name, least in (("max_model_len", 1), ("num_blocks", 2)):

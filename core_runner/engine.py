@@ -1,4 +1,4 @@
-"""`Engine`: the loop between a scheduler and a runner, a step or more ahead of the tokens it reads."""
+"""`Engine`: the loop between a scheduler and a runner, a step ahead of the tokens it reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Engine:
 
     With `async_scheduling`, a step is launched before the tokens of the one before it are read, so that the
     device always has work queued. What arrives a step late (an end id, an abort) changes nothing for others.
-    `max_steps_in_flight` says how many steps may be launched and not read.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Engine:
         # What requests with structured_output need; whoever has the tokenizer sets it.
         self.grammars: Grammars | None = None
         self._in_flight: deque[tuple[ScheduledStep, AsyncOutput]] = deque()
-        self._depth = config.max_steps_in_flight - 1 if config.async_scheduling else 0
+        self._depth = 1 if config.async_scheduling else 0  # steps that may stay unread
         self._steps = 0
         self._elapsed_s = 0.0
 

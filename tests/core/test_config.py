@@ -20,7 +20,6 @@ BAD = [
     ("gpu_memory_utilization", None),
     ("trust_remote_code", "no"),
     ("async_scheduling", "no"),
-    ("max_steps_in_flight", 0),
     ("enable_prefix_caching", "no"),
     ("cuda_graphs", 1),
     ("poison", None),

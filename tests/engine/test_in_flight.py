@@ -106,12 +106,12 @@ class Traffic:
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "eos", "depth"),
-    [(20, range(0), 2), (20, EOS, 2), (11, range(0), 2), (11, EOS, 2), (11, EOS, 4)],
-    ids=["abort", "eos", "preemption", "preemption and eos", "preemption and eos, four steps in flight"],
+    ("num_blocks", "eos"),
+    [(20, range(0)), (20, EOS), (11, range(0)), (11, EOS)],
+    ids=["abort", "eos", "preemption", "preemption and eos"],
 )  # fmt: skip
 def test_replacing_a_request_at_every_phase(
-    num_blocks: int, eos: range, depth: int, toy_table: ToyTable, tmp_path: Path, drained: Drained
+    num_blocks: int, eos: range, toy_table: ToyTable, tmp_path: Path, drained: Drained
 ) -> None:
     """With 20 blocks four requests fit, with 11 they push each other out: newcomers live on blocks just given up."""
     tight = num_blocks == 11
@@ -123,7 +123,6 @@ def test_replacing_a_request_at_every_phase(
         max_num_reqs=NUM_SLOTS,
         max_num_batched_tokens=24,
         num_blocks=num_blocks,
-        max_steps_in_flight=depth,
     )
     traffic = Traffic(llm, toy_table, num_blocks + len(eos), eos, tight)
     traffic.run()
@@ -135,9 +134,9 @@ def test_replacing_a_request_at_every_phase(
     assert llm.stats().cached_tokens > 0
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 5])
-def test_a_request_that_ended_is_computed_no_longer_than_the_queue_is_deep(
-    depth: int, toy_table: ToyTable, tmp_path: Path, drained: Drained
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_request_that_ended_is_computed_in_one_further_step_at_most(
+    is_async: bool, toy_table: ToyTable, tmp_path: Path, drained: Drained
 ) -> None:
     """It ends by an end id, which the host learns late; its surplus tokens go nowhere and its neighbour's all come."""
     neighbour = [1, 2]
@@ -149,7 +148,7 @@ def test_a_request_that_ended_is_computed_no_longer_than_the_queue_is_deep(
         plugins=[ToyPlugin(toy_table)],
         device="cpu",
         max_num_reqs=2,
-        max_steps_in_flight=depth,
+        async_scheduling=is_async,
     )
     num_rows: list[int] = []
     execute_model = llm.engine.runner.execute_model
@@ -166,5 +165,5 @@ def test_a_request_that_ended_is_computed_no_longer_than_the_queue_is_deep(
         first, second = llm.generate([prompt, neighbour], params)
     assert first.outputs[0].token_ids == want
     assert second.outputs[0].token_ids == toy_table.greedy(neighbour, 40)
-    assert num_rows.count(2) == len(want) + depth - 1
+    assert num_rows.count(2) == len(want) + is_async
     assert num_rows.count(1) == 40 - num_rows.count(2)
