@@ -38,6 +38,9 @@ class SamplerStates:
         # One table rather than five tensors: an admission is one run of values and one kernel.
         self._table = StagedTensor((max_num_reqs + 1, _COLUMNS), torch.int32, device)
         self._added: list[tuple[Any, ...]] = []  # slots with their rows, not staged yet
+        self._changed: set[int] = (
+            set()
+        )  # slots whose options the device has, of a request that is there or gone
         floats = self._table.tensor.view(torch.float32)
         self.temperature = floats[:, _TEMPERATURE]
         self.top_p = floats[:, _TOP_P]
@@ -60,17 +63,18 @@ class SamplerStates:
         self.filters_np[slot] = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
         self.num_logprobs_np[slot] = -1 if params.logprobs is None else params.logprobs
         self.wants_raw_np[slot] = params.logprobs is not None and params.logprobs_mode == "raw"
-        if self.logit_options is not None:
+        changes = changes_logits(params)
+        if changes or slot in self._changed:
+            assert self.logit_options is not None, "these sampler states were made without logit options"
             self.logit_options.add(slot, params)
-        else:
-            assert not changes_logits(params), "these sampler states were made without logit options"
+            (self._changed.add if changes else self._changed.discard)(slot)
 
     def remove(self, slot: int) -> None:
         """Forget what `slot` asked for. The device row stays until the next `add` writes all of it."""
         self.filters_np[slot] = False
         self.num_logprobs_np[slot] = -1
         self.wants_raw_np[slot] = False
-        if self.logit_options is not None:
+        if self.logit_options is not None and slot in self._changed:
             self.logit_options.remove(slot)
 
     def apply_staged_writes(self) -> None:
