@@ -25,6 +25,7 @@ be one: a kernel reads a part of the state before it writes that part, and final
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -42,6 +43,8 @@ from model_states.interface import Component
 from model_states.kernels.copy_rows import copy_rows
 from model_states.kernels.state_rows import state_rows
 from model_states.recurrent_step import CHUNK_SIZE, RecurrentStep
+
+logger = logging.getLogger(__name__)
 
 # Options of a model state with this component, for `ModelState.options`.
 STATE_OPTIONS: Final[Mapping[str, str]] = {
@@ -92,6 +95,10 @@ class RecurrentState(Component):
         "state_dtype".
         """
         state_dtype(config)  # also where no layer has a state that it applies to
+        if can_restore and config.attention_backend is not None:
+            logger.warning(
+                "attention_backend=%r: the model has no attention to use it", config.attention_backend
+            )
         self.block_size = _block_size(config)
         self.layers = [RecurrentLayer(f"{prefix}.{index}", self) for index in range(len(layers))]
         self.step: RecurrentStep | None = None

@@ -81,3 +81,13 @@ def test_prompts_of_thousands_of_tokens(tmp_path: Path, drained: Drained) -> Non
     prompts = [[first, *((17 * i) % 200 + 3 for i in range(2048))] for first in (5, 6)]
     for prompt, output in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
         assert_exact(output.outputs[0], recomputed_reference(model, prompt, 4), f"{len(prompt)} tokens")
+
+
+def test_an_attention_backend_that_nothing_uses_is_told(
+    tiny, drained: Drained, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, is_told in (("mamba2", True), ("bamba", False)):
+        caplog.clear()
+        _llm(drained, tiny(name), attention_backend="torch")
+        told = [r.getMessage() for r in caplog.records if "attention_backend='torch'" in r.getMessage()]
+        assert bool(told) == is_told
