@@ -12,11 +12,11 @@ from core_runner.audio.buffer import SampleBuffer
 from core_runner.errors import AudioError
 
 # A longer filter than FFmpeg's default, which lets tones 5 % above half the rate through at -22 dB. This one is flat to
-# 0.94 of half the lower rate, and has lost 60 dB at 1.02 of it (tests/audio/test_resampling.py).
-_RESAMPLER: Final = (
-    "filter_size=128:cutoff=0.98:rematrix_maxval=1"  # the last: mixed channels do not overflow
-)
-_LEAST_RATE: Final = 1000  # samples a second; to resample less takes FFmpeg a filter without bounds
+# 0.94 of half the lower rate, and has lost 60 dB at 1.02 of it (tests/audio/test_resampling.py). The last option keeps
+# mixed channels from overflowing.
+_RESAMPLER: Final = "filter_size=128:cutoff=0.98:rematrix_maxval=1"
+# Samples a second of recordings; a damaged header may say anything, and FFmpeg would make a filter for it.
+_RATES: Final = range(1000, 1_000_001)
 _FRAMES_PER_PULL: Final = 64
 _SAMPLES_PER_FRAME: Final = 1 << 14
 
@@ -37,10 +37,7 @@ class Converter:
         """Take one frame; its rate, channels and sample format may differ from those of the one before."""
         kind = (frame.sample_rate, frame.format.name, frame.layout.name)
         if kind != self._kind:
-            if frame.sample_rate < _LEAST_RATE:
-                raise AudioError(
-                    f"{self._buffer.name}: a rate of {frame.sample_rate} Hz is a damaged header's"
-                )
+            self._check_rate(frame.sample_rate)
             self.flush()
             self._graph, self._kind = _make_graph(kind, self._buffer.sampling_rate), kind
         frame.pts = None  # gaps are filled already
@@ -53,6 +50,7 @@ class Converter:
         """Take samples [n], mono, at `rate` a second."""
         import av
 
+        self._check_rate(rate)
         block = np.ascontiguousarray(samples, dtype=np.float32)[None]
         frame = av.AudioFrame.from_ndarray(block, format="flt", layout="mono")
         frame.sample_rate = rate
@@ -64,6 +62,12 @@ class Converter:
             self._graph.push(None)
             self._pull()
         self._graph, self._kind = None, ()
+
+    def _check_rate(self, rate: int) -> None:
+        if rate not in _RATES:
+            raise AudioError(
+                f"{self._buffer.name}: {rate} samples a second are no recording's; its header is damaged"
+            )
 
     def _pull(self) -> None:
         self._num_waiting = 0
@@ -90,9 +94,8 @@ def _make_graph(kind: tuple[Any, ...], sampling_rate: int) -> Any:
         ),
         graph.add("aresample", f"{sampling_rate}:{_RESAMPLER}"),
         graph.add("aformat", sample_fmts="flt", channel_layouts="mono", sample_rates=str(sampling_rate)),
-        graph.add(
-            "asetnsamples", f"{_SAMPLES_PER_FRAME}:p=0"
-        ),  # fewer and larger, for each one costs Python's time
+        # Fewer and larger frames, for each one costs Python's time.
+        graph.add("asetnsamples", f"{_SAMPLES_PER_FRAME}:p=0"),
         graph.add("abuffersink"),
     )
     for before, after in pairwise(filters):

@@ -28,10 +28,11 @@ def decode(file: IO[bytes], name: str, sampling_rate: int) -> Decoded:
     # FFmpeg sees no name, which it might take for an address, but the suffix, by which it knows a few formats.
     suffix = os.path.splitext(name)[1][:8]
     reader = _Reader(file, f"audio{suffix}")
-    settings: dict[str, Any] = {"buffer_size": _READ_BYTES}
-    settings["options"] = {
-        "protocol_whitelist": "none"
-    }  # other files, which a playlist might name, are not read
+    # Other files, which a playlist might name, are not read.
+    settings: dict[str, Any] = {
+        "buffer_size": _READ_BYTES,
+        "options": {"protocol_whitelist": "none"},
+    }
     if int(av.__version__.split(".")[0]) < 19:  # later ones take tags as they are
         settings["metadata_errors"] = "replace"
     try:
@@ -64,6 +65,10 @@ def _audio_stream(container: Any, name: str) -> Any:
     if stream is None:
         kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "no streams"
         raise AudioError(f"{name}: has no audio ({kinds} only)")
+    if stream.codec_context is None:
+        raise AudioError(
+            f"{name}: its sound is in a format that FFmpeg does not know, or its header is damaged"
+        )
     # One thread for each file: many files are decoded at once.
     stream.codec_context.thread_count = 1
     return stream
@@ -104,11 +109,13 @@ class _Frames:
         if num_bad:
             self.problems.insert(0, f"{num_bad} damaged parts left out: {reason}")
 
-    def _packets(self, error_type: type[Exception]) -> Iterator[Any]:
+    def _packets(self, error_type: Any) -> Iterator[Any]:
         try:
             yield from self._container.demux(self._stream)
+        except IndexError:
+            return  # PyAV, at the end of a file in which another stream has begun on the way
         except error_type as error:
-            self.problems.append(f"reading ends early: {error}")
+            self.problems.append(f"reading ends early: {error.strerror}")
 
 
 class _Timeline:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.recordings import RATE, chirp, encode, shift_and_likeness, wav
 
+import core_runner.audio.decode as decode_module
 from core_runner.audio import load_audio
 from core_runner.audio.buffer import SampleBuffer
 from core_runner.errors import AudioError, RequestError
@@ -33,6 +34,14 @@ def refusal(source) -> str:
         load_audio(source, RATE)
     assert isinstance(caught.value, RequestError)
     return str(caught.value)
+
+
+def attempt(source) -> str:
+    """The number of samples, or what is wrong."""
+    try:
+        return str(len(load_audio(source, RATE)))
+    except AudioError as error:
+        return str(error)
 
 
 def test_what_is_no_audio_is_refused_by_name(tmp_path):
@@ -146,6 +155,31 @@ def test_the_first_moment_of_a_stream_is_its_beginning():
     assert len(load_audio(data, RATE)) / RATE == pytest.approx(1.0, abs=0.15)
 
 
+def test_a_stream_that_begins_on_the_way_is_no_damage(monkeypatch):
+    """As in a broadcast whose subtitles begin later: at the end of such a file PyAV trips over its list of streams."""
+    whole = encode(chirp(RATE, 2.0), RATE, "mpegts", "libmp3lame")
+    expected = load_audio(whole, RATE)
+
+    class Trips:
+        def __init__(self, container):
+            self._container = container
+
+        def __getattr__(self, name):
+            return getattr(self._container, name)
+
+        def demux(self, stream):
+            yield from self._container.demux(stream)
+            raise IndexError("list index out of range")
+
+    begin = decode_module._Frames.__init__
+    monkeypatch.setattr(
+        decode_module._Frames,
+        "__init__",
+        lambda self, container, stream: begin(self, Trips(container), stream),
+    )
+    np.testing.assert_array_equal(load_audio(whole, RATE), expected)
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_rate_and_channels_may_change_on_the_way(order):
     parts = [
@@ -214,9 +248,27 @@ def test_days_of_silence_are_refused():
         buffer.append_silence(0.01)
 
 
-@pytest.mark.parametrize("rate", [1, 999])
+@pytest.mark.parametrize("rate", [1, 999, 1_000_001, 2**32 - 1])
 def test_a_rate_that_no_recording_has_is_refused(rate):
-    assert f"a rate of {rate} Hz" in refusal(wav(np.zeros((1, 5000), np.float32), rate, "u1"))
+    data = bytearray(wav(np.zeros((1, 5000), np.float32), 8000, "u1"))
+    data[24:28] = struct.pack("<I", rate)
+    assert f"{rate} samples a second are no recording's" in refusal(bytes(data))
+
+
+@pytest.mark.parametrize("container", ["wav", "flac", "mp3", "mp4", "matroska", "ogg", "caf", "aiff"])
+def test_damage_anywhere_gives_audio_or_an_error_of_ours(container):
+    """A few of the many files that a longer search tried."""
+    codec = {"flac": "flac", "mp3": "libmp3lame", "mp4": "aac", "ogg": "libopus", "aiff": "pcm_s16be"}
+    rate = 48_000
+    whole = encode(chirp(rate, 0.3, 2), rate, container, codec.get(container, "pcm_s16le"))
+    random = np.random.default_rng(7)
+    for _ in range(40):
+        data = bytearray(whole)
+        places = random.integers(0, min(len(data), int(random.choice([60, 400, 10**6]))), 3)
+        for place in places:
+            data[place] = random.choice([0, 127, 128, 255])
+        outcome = attempt(bytes(data))
+        assert outcome.startswith("audio of ") or int(outcome) > 0
 
 
 def test_without_the_extra_wav_at_the_right_rate_is_read(monkeypatch, tmp_path):
