@@ -135,8 +135,11 @@ def _work(seed: str, tokenizer_json: str, queue: "Queue[Chunk]") -> None:
 
 
 def start_workers(seed: int, count: int, tokenizer: Tokenizer) -> "tuple[Queue[Chunk], list[BaseProcess]]":
-    """Processes that put chunks into a queue until they are terminated; each has a seed of its own."""
-    context = multiprocessing.get_context("spawn")
+    """Processes that put chunks into a queue until they are terminated; each has a seed of its own.
+
+    To be called before the process has threads or a GPU.
+    """
+    context = multiprocessing.get_context("fork")  # others would import torch and transformers in each
     queue = context.Queue(maxsize=2 * count)
     workers = [
         context.Process(target=_work, args=(f"{seed}:{worker}", tokenizer.to_str(), queue), daemon=True)

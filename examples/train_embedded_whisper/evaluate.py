@@ -7,21 +7,17 @@ of.
 import argparse
 import json
 import time
-from collections.abc import Iterator
+import wave
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from clip_pool import TICK_SAMPLES
-from clips import Clip, clips
-from recordings import to_16khz
-from scoring import error_rates
-from transformers import WhisperForConditionalGeneration, WhisperProcessor
-from vocabulary import END_ID, NO_SPEECH_ID, START_ID
+from listening import RATE, SAMPLES, Evaluation, Recording, Speaker, with_noise
+from vocabulary import END_ID
 
-RATE, SAMPLES = 16000, 480000
 LONG_SECONDS = (29.0, 30.0, 30.01, 61.0, 305.0)
 FALLBACK = {
     "temperature": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
@@ -31,130 +27,6 @@ FALLBACK = {
     "condition_on_prev_tokens": True,
 }
 """The published algorithm's settings; 1.35 is 2.4 for tokens instead of letters, as in transformers' documentation."""
-
-
-class Recording(NamedTuple):
-    """Audio float32 at 16 kHz; each sentence's text, start and end in seconds; each word's likewise."""
-
-    audio: np.ndarray
-    sentences: list[tuple[str, float, float]]
-    words: list[tuple[str, float, float]]
-
-    @property
-    def text(self) -> str:
-        """All that is said."""
-        return " ".join(text for text, _, _ in self.sentences)
-
-
-class Speaker:
-    """Makes recordings of held-out clips."""
-
-    def __init__(self, processor: WhisperProcessor, seed: str, heldout: bool = True) -> None:
-        self._source: Iterator[Clip] = clips(seed, processor.tokenizer.backend_tokenizer, heldout)
-        self._rng = np.random.default_rng(0)
-
-    def single(self) -> Recording:
-        """One sentence after a short silence."""
-        return self._join([next(self._source)], [int(self._rng.integers(0, 50))])
-
-    def long(self, seconds: float) -> Recording:
-        """Sentences with pauses, and silence at the end, so long to the sample."""
-        room, taken, gaps = int(seconds * 50) - 5, [], []
-        for clip in self._source:
-            gap = int(self._rng.integers(10, 60))
-            room -= gap + clip.ticks
-            if room < 0:
-                break
-            taken.append(clip)
-            gaps.append(gap)
-        recording = self._join(taken, gaps)
-        missing = round(seconds * RATE) - len(recording.audio)
-        return recording._replace(audio=np.pad(recording.audio, (0, missing)))
-
-    def _join(self, taken: list[Clip], gaps: list[int]) -> Recording:
-        parts, said, words, now = [], [], [], 0
-        for clip, gap in zip(taken, gaps, strict=True):
-            now += gap
-            parts += [
-                np.zeros(gap * TICK_SAMPLES, np.float32),
-                to_16khz(clip.audio).astype(np.float32) / 32768,
-            ]
-            said.append((clip.text, now * 0.02, (now + clip.ticks) * 0.02))
-            for word, (start, end) in zip(clip.text.split(), clip.word_spans, strict=True):
-                words.append((word, (now + start) * 0.02, (now + end) * 0.02))
-            now += clip.ticks
-        return Recording(np.concatenate(parts), said, words)
-
-
-def with_noise(recording: Recording, decibels: float, seed: int) -> Recording:
-    """White noise so far below the speech."""
-    rng = np.random.default_rng(seed)
-    level = np.sqrt(np.square(recording.audio).mean()) * 10 ** (-decibels / 20)
-    noise = rng.standard_normal(len(recording.audio)).astype(np.float32) * level
-    return recording._replace(audio=recording.audio + noise)
-
-
-class Evaluation:
-    """A loaded checkpoint and the ways of asking it."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype, batch_size: int) -> None:
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.dtype, self.batch_size = dtype, batch_size
-        self.processor = WhisperProcessor.from_pretrained(folder)
-        self.model = (
-            WhisperForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(self.device).eval()
-        )
-
-    def features(self, audios: list[np.ndarray], long: bool = False) -> dict[str, torch.Tensor]:
-        """Inputs of `generate`, padded to 30 s or to the longest."""
-        options: dict[str, Any] = {"truncation": False, "padding": "longest"} if long else {}
-        batch = self.processor(
-            audios,
-            sampling_rate=RATE,
-            return_tensors="pt",
-            return_attention_mask=True,
-            device=str(self.device),
-            **options,
-        )
-        return {
-            "input_features": batch["input_features"].to(self.device, self.dtype),
-            "attention_mask": batch["attention_mask"].to(self.device),
-        }
-
-    @torch.inference_mode()
-    def generate(self, recordings: list[Recording], long: bool = False, **options: Any) -> list[Any]:
-        """Results of `generate`, one for each recording."""
-        results = []
-        for start in range(0, len(recordings), self.batch_size):
-            batch = recordings[start : start + self.batch_size]
-            inputs = self.features([recording.audio for recording in batch], long)
-            out = self.model.generate(**inputs, **options)
-            results += out["segments"] if isinstance(out, dict) else list(out)
-        return results
-
-    def texts(self, recordings: list[Recording], long: bool = False, **options: Any) -> list[str]:
-        """What is said in each."""
-        decode = self.processor.tokenizer.decode
-        found = self.generate(recordings, long, **options)
-        return [decode(ids.tolist(), skip_special_tokens=True).strip() for ids in found]
-
-    def errors(self, recordings: list[Recording], long: bool = False, **options: Any) -> dict[str, Any]:
-        """Error rates, and the first wrong ones."""
-        texts = self.texts(recordings, long, **options)
-        pairs = [(recording.text, text) for recording, text in zip(recordings, texts, strict=True)]
-        wrong = [pair for pair in pairs if pair[0] != pair[1]]
-        return error_rates(pairs) | {"wrong": [[a[:200], b[:200]] for a, b in wrong[:4]]}
-
-    @torch.inference_mode()
-    def no_speech(self, audios: list[np.ndarray]) -> list[float]:
-        """Probability of no speech in windows."""
-        probabilities: list[float] = []
-        for start in range(0, len(audios), self.batch_size):
-            inputs = self.features(audios[start : start + self.batch_size])
-            ids = torch.full((len(inputs["input_features"]), 1), START_ID, device=self.device)
-            logits = self.model(input_features=inputs["input_features"], decoder_input_ids=ids).logits
-            probabilities += logits[:, 0].float().softmax(1)[:, NO_SPEECH_ID].tolist()
-        return probabilities
 
 
 def segment_times(recordings: list[Recording], segments: list[list[dict]]) -> dict[str, float]:
@@ -202,6 +74,7 @@ def choose_heads(evaluation: Evaluation, recordings: list[Recording]) -> dict[st
         measured[str(heads[:count])] = _measure_heads(evaluation, recordings, heads[:count])
     best = min(measured, key=lambda name: measured[name]["start"]["mean"])
     model.generation_config.alignment_heads = json.loads(best)
+    model.set_attn_implementation("sdpa")  # asking for word times has made it another
     return {"alignment_heads": json.loads(best), "measured": measured}
 
 
@@ -245,48 +118,62 @@ def noises() -> dict[str, list[np.ndarray]]:
     }
 
 
-def evaluate(evaluation: Evaluation, count: int, long_count: int) -> dict[str, Any]:
-    """All figures."""
-    report: dict[str, Any] = {"wer": {}, "long": {}}
+def read_wav(path: Path) -> np.ndarray:
+    """Samples of a 16-bit mono file, float32 in [-1, 1]."""
+    with wave.open(str(path)) as file:
+        return np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
+
+
+def shipped(evaluation: Evaluation, folder: Path) -> dict[str, dict[str, str]]:
+    """What is said in each shipped recording, and what is heard."""
+    said = json.loads((folder / "recordings.json").read_text())
+    heard = evaluation.texts([Recording(read_wav(folder / name), [], []) for name in said])
+    return {name: {"said": said[name], "heard": text} for name, text in zip(said, heard, strict=True)}
+
+
+def evaluate(
+    evaluation: Evaluation, count: int, long_count: int, note: Callable[[str, Any, str | None], None]
+) -> None:
+    """All figures, each told to `note` (name, value, part of the report) when it is there."""
     speaker = Speaker(evaluation.processor, "evaluation")
     singles = [speaker.single() for _ in range(count)]
     windows = [speaker.long(float(seconds)) for seconds in np.linspace(8, 29.5, max(2, count // 8))]
     known = Speaker(evaluation.processor, "evaluation of known voices", heldout=False)
-
-    def note(name: str, value: Any, part: str | None = None) -> None:
-        (report[part] if part else report)[name] = value
-        print(name, json.dumps(value)[:1200], flush=True)
-
-    sets = {
+    sets: dict[str, tuple[list[Recording], dict[str, Any]]] = {
         "one sentence": (singles, {}),
         "one sentence, timestamps": (singles, {"return_timestamps": True}),
-        "noise 20 dB below": ([with_noise(r, 20, i) for i, r in enumerate(singles)], {}),
-        "noise 10 dB below": ([with_noise(r, 10, i) for i, r in enumerate(singles)], {}),
-        "known voices and sentences": ([known.single() for _ in range(count)], {}),
         "full window": (windows, {}),
         "full window, timestamps": (windows, {"return_timestamps": True}),
+        "noise 20 dB below": ([with_noise(r, 20, i) for i, r in enumerate(singles)], {}),
+        "noise 10 dB below": ([with_noise(r, 10, i) for i, r in enumerate(singles)], {}),
+        "known": ([known.single() for _ in range(count)], {}),
     }
     for name, (recordings, options) in sets.items():
         note(name, evaluation.errors(recordings, **options), "wer")
     segments = evaluation.generate(windows, return_timestamps=True, return_segments=True)
-    note("segments", segment_times(windows, segments))
+    note("segments", segment_times(windows, segments), None)
+    note("alignment", choose_heads(evaluation, singles[: max(8, count // 8)] + windows[::4]), None)
     quiet = {name: evaluation.no_speech(audios) for name, audios in noises().items()}
     speech = evaluation.no_speech([r.audio for r in singles + windows])
-    note("no_speech", {"speech": [round(max(speech), 6)]} | {k: [round(min(v), 4)] for k, v in quiet.items()})
+    probabilities = {name: [round(min(values), 4)] for name, values in quiet.items()}
+    note("no_speech", {"speech": [round(max(speech), 6)]} | probabilities, None)
     empty = [Recording(audio, [], []) for audios in noises().values() for audio in audios]
-    note("said_in_silence", [text for text in evaluation.texts(empty, return_timestamps=True) if text])
+    said = [text for text in evaluation.texts(empty, return_timestamps=True) if text]
+    note("said_in_silence", said, None)
     for seconds in LONG_SECONDS:
-        files = [
-            speaker.long(seconds) for _ in range(max(1, long_count if seconds < 100 else long_count // 4))
-        ]
+        num_files = max(1, long_count if seconds < 100 else long_count // 4)
+        files = [speaker.long(seconds) for _ in range(num_files)]
         note(str(seconds), evaluation.errors(files, True, return_timestamps=True), "long")
         if seconds == 61.0:
             result = evaluation.errors(files, True, return_timestamps=True, **FALLBACK)
             note("61.0, with fallback and previous text", result, "long")
-    note(
-        "alignment", choose_heads(evaluation, singles[: max(8, count // 8)] + windows[: max(2, count // 32)])
-    )
-    return report
+
+
+def write_heads(folder: Path, heads: list[list[int]]) -> None:
+    """Into generation_config.json."""
+    path = folder / "generation_config.json"
+    config = json.loads(path.read_text()) | {"alignment_heads": heads}
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def main() -> None:
@@ -300,6 +187,7 @@ def main() -> None:
     parser.add_argument(
         "--heads", action=argparse.BooleanOptionalAction, default=True, help="write alignment heads"
     )
+    parser.add_argument("--recordings", type=Path, help="folder that recordings.py wrote")
     parser.add_argument("--out", type=Path, help="default: eval.json in the checkpoint's folder")
     args = parser.parse_args()
     started = time.perf_counter()
@@ -309,14 +197,21 @@ def main() -> None:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "dtype": args.dtype,
+        "wer": {},
+        "long": {},
     }
-    report |= evaluate(evaluation, args.count, args.long_count)
-    report["seconds"] = round(time.perf_counter() - started, 1)
-    (args.out or args.checkpoint / "eval.json").write_text(json.dumps(report, indent=1) + "\n")
-    if args.heads:
-        path = args.checkpoint / "generation_config.json"
-        config = json.loads(path.read_text()) | {"alignment_heads": report["alignment"]["alignment_heads"]}
-        path.write_text(json.dumps(config, indent=2) + "\n")
+
+    def note(name: str, value: Any, part: str | None) -> None:
+        (report[part] if part else report)[name] = value
+        report["seconds"] = round(time.perf_counter() - started, 1)
+        print(name, json.dumps(value)[:1200], flush=True)
+        (args.out or args.checkpoint / "eval.json").write_text(json.dumps(report, indent=1) + "\n")
+        if name == "alignment" and args.heads:
+            write_heads(args.checkpoint, value["alignment_heads"])
+
+    if args.recordings:
+        note("recordings", shipped(evaluation, args.recordings), None)
+    evaluate(evaluation, args.count, args.long_count, note)
 
 
 if __name__ == "__main__":

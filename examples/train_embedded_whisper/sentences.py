@@ -46,6 +46,7 @@ from lexicon import (
 )
 
 HELDOUT_SHARE = 16  # one sentence in so many is held out
+STRANGE_SHARE = 0.25  # of training sentences have a word that does not fit
 
 
 class Sentence(NamedTuple):
@@ -113,7 +114,9 @@ def decimal(rng: random.Random) -> str:
 
 def digits(rng: random.Random) -> str:
     """A code of three to seven digits, said digit by digit."""
-    code = "".join(str(rng.randint(0, 9)) for _ in range(rng.randint(3, 7)))
+    code = str(rng.randint(0, 9))
+    for _ in range(rng.randint(2, 6)):
+        code += code[-1] if rng.random() < 0.2 else str(rng.randint(0, 9))
     return _pair(code, " ".join(DIGIT_NAMES[int(digit)] for digit in code))
 
 
@@ -206,6 +209,10 @@ TEMPLATES = (
     "Can you help me with the {thing}?",
     "The code is {digits}.",
     "My phone number is {digits}.",
+    "The number of the ticket is {digits}.",
+    "The codes are {digits} and {digits}.",
+    "It is {clock} now.",
+    "The {place} opens at {clock} and closes at {clock}.",
     "The number of the room is {n}.",
     "The answer is {big}.",
     "The temperature is {decimal} degrees.",
@@ -244,6 +251,25 @@ TEMPLATES = (
 )
 
 
+_ANY = sorted(
+    word
+    for words in (
+        NAMES, CITIES, DAYS, MONTHS, ROOMS, DEVICES, OPENINGS, PLACES, ANIMALS, PEOPLE, THINGS, FOODS, COLOURS, TRAITS,
+        WEATHER, SUBJECTS, PAST_ACTIONS, MOVES, UNITS, MONEY, COUNTED, OTHERS,
+    )
+    for word in words
+    if " " not in word
+)  # fmt: skip
+
+
+def make_strange(rng: random.Random, marked: str) -> str:
+    """Put any word in place of one: who only knows what fits would not hear what is said."""
+    words = marked.split()
+    place = rng.randrange(1, len(words))
+    end = words[place][len(words[place].rstrip(".,?")) :]
+    return " ".join([*words[:place], rng.choice(_ANY) + end, *words[place + 1 :]])
+
+
 def fill(rng: random.Random, template: str) -> str:
     """A template with its slots filled."""
     return re.sub(r"\{(\w+)\}", lambda match: _SLOTS[match[1]](rng), template)
@@ -261,10 +287,13 @@ def parse(marked: str) -> Sentence:
 
 
 def sentences(seed: int | str, heldout: bool = False) -> Iterator[Sentence]:
-    """An endless stream of sentences of one side of the split."""
+    """An endless stream of sentences of one side of the split; those to train on are strange at times."""
     rng = random.Random(seed)
     while True:
-        sentence = parse(fill(rng, rng.choice(TEMPLATES)))
+        marked = fill(rng, rng.choice(TEMPLATES))
+        if not heldout and rng.random() < STRANGE_SHARE:
+            marked = make_strange(rng, marked)
+        sentence = parse(marked)
         if is_heldout(sentence.text) == heldout:
             yield sentence
 

@@ -26,7 +26,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration
 from vocabulary import build_tokenizer, generation_config, save_tokenizer
 from windows import WindowMaker, Windows, WindowShape
 
-WARMUP_STEPS, DECAY_SHARE, SHORT_SHARE = 300, 0.5, 0.45
+WARMUP_STEPS, DECAY_SHARE, SHORT_SHARE = 300, 0.5, 0.4
 ATTENTION_WEIGHT, FRAME_WEIGHT = 0.3, 0.3
 FIRST_CHUNK_SECONDS = 180
 
@@ -75,16 +75,14 @@ class Progress:
 class Feeder:
     """Brings chunks to the device in a thread, so that neither pickling nor copying holds up the training."""
 
-    def __init__(
-        self, seed: int, workers: int, tokenizer: transformers.WhisperTokenizer, pool: ClipPool
-    ) -> None:
-        self._pool = pool
+    def __init__(self, seed: int, workers: int, tokenizer: transformers.WhisperTokenizer) -> None:
         self._queue, self._workers = start_workers(seed, workers, tokenizer.backend_tokenizer)
         self._ready: queues.Queue[Chunk] = queues.Queue(maxsize=2)
-        threading.Thread(target=self._bring, daemon=True).start()
 
-    def wait(self, count: int) -> None:
-        """Until the pool has so many chunks."""
+    def start(self, pool: ClipPool, count: int) -> None:
+        """Bring chunks to the pool from now on; returns when it has so many."""
+        self._pool = pool
+        threading.Thread(target=self._bring, daemon=True).start()
         for _ in range(count):
             try:
                 self._pool.add(self._ready.get(timeout=FIRST_CHUNK_SECONDS))
@@ -148,9 +146,9 @@ class Trainer:
         self.args, self.device = args, device
         self._started = time.perf_counter()
         self.tokenizer = build_tokenizer(args.seed)
+        self.feeder = Feeder(args.seed, args.workers, self.tokenizer)
         num_chunks = max(1, int(args.pool_gb * 1e9 / CHUNK_BYTES))
         self.pool = ClipPool(num_chunks, device)
-        self.feeder = Feeder(args.seed, args.workers, self.tokenizer, self.pool)
         torch.manual_seed(args.seed)
         self.trainee = Trainee(build_model(), args.compile).to(device)
         self.optimizer = build_optimizer(self.trainee, args.lr)
@@ -161,7 +159,7 @@ class Trainer:
 
     def run(self) -> dict:
         """Train, and return what was done."""
-        self.feeder.wait(min(self.args.workers, len(self.pool.num_clips)))
+        self.feeder.start(self.pool, min(self.args.workers, len(self.pool.num_clips)))
         self._warm_up()
         seconds = self.args.minutes * 60 - (time.perf_counter() - self._started)
         progress = Progress(self.args.steps, seconds)

@@ -17,6 +17,7 @@ import torch
 from clip_pool import TICK_SAMPLES, ClipPool
 from clips import MAX_TOKENS
 from model_states_whisper.features import FeatureConfig, LogMel
+from token_pieces import Pieces, concatenate
 from vocabulary import (
     END_ID,
     ENGLISH_ID,
@@ -181,14 +182,14 @@ class WindowMaker:
         """Input ids, labels and spans [rows, num_tokens(, 2)] of a layout."""
         pieces = [*self._previous(), self._head(layout), self._said(layout), self._end(layout)]
         tokens, spans, weights, lengths = (torch.cat(parts, 1) for parts in zip(*pieces, strict=True))
-        ids, spans, counted = _concatenate(tokens, spans, weights, lengths, self.shape.num_tokens + 1)
+        ids, spans, counted = concatenate(tokens, spans, weights, lengths, self.shape.num_tokens + 1)
         labels = torch.where(counted, ids, IGNORED)[:, 1:]
         spoken = layout.kept.any(1, keepdim=True)
         at_start = (ids[:, :-1] == START_ID) & ~spoken
         labels = torch.where(at_start, NO_SPEECH_ID, labels)
         return ids[:, :-1], labels, spans[:, 1:]
 
-    def _previous(self) -> list["_Pieces"]:
+    def _previous(self) -> list[Pieces]:
         """Text before the window, which counts for nothing: other sentences, half of them with timestamps."""
         shape = self.shape
         if not shape.is_whole:
@@ -208,7 +209,7 @@ class WindowMaker:
             pieces._replace(spans=nothing, counted=torch.zeros_like(pieces.counted), lengths=lengths),
         ]
 
-    def _head(self, layout: Layout) -> "_Pieces":
+    def _head(self, layout: Layout) -> Pieces:
         spoken = layout.kept.any(1, keepdim=True)
         head = self._fixed(
             [START_ID, ENGLISH_ID, TRANSCRIBE_ID, NO_TIMESTAMPS_ID], [False, True, True, False], 4
@@ -216,13 +217,13 @@ class WindowMaker:
         counted = head.counted & spoken[..., None]
         return head._replace(counted=counted, lengths=4 - layout.timestamps.long())
 
-    def _said(self, layout: Layout) -> "_Pieces":
+    def _said(self, layout: Layout) -> Pieces:
         pieces = self._texts(layout.clips, layout.starts, layout.timestamps, layout.shift)
         order = torch.arange(self.shape.max_clips, device=self.device)
         lengths = torch.where(layout.kept, pieces.lengths, 0)
         return pieces._replace(lengths=torch.where(order == layout.cut, 1, lengths))
 
-    def _end(self, layout: Layout) -> "_Pieces":
+    def _end(self, layout: Layout) -> Pieces:
         """The end; before it <|0.00|> where timestamps are wanted and there is no speech, since rules ask for one."""
         silent = ~layout.kept.any(1, keepdim=True) & layout.timestamps
         order = torch.arange(self.shape.max_clips, device=self.device)
@@ -239,7 +240,7 @@ class WindowMaker:
         starts: torch.Tensor,
         timestamps: torch.Tensor,
         shift: torch.Tensor | int = 0,
-    ) -> "_Pieces":
+    ) -> Pieces:
         """Texts of clips, each between its timestamps where they are wanted."""
         pool = self.pool
         counts, ends = pool.of("counts", clips)[..., None].long(), starts + pool.of("ticks", clips)
@@ -257,9 +258,9 @@ class WindowMaker:
         tokens = torch.where(plain, tokens.roll(-1, 2), tokens)
         spans = torch.where(plain[..., None], spans.roll(-1, 2), spans)
         lengths = counts[..., 0] + 2 * timestamps.long()
-        return _Pieces(tokens, spans, torch.ones_like(tokens, dtype=torch.bool), lengths)
+        return Pieces(tokens, spans, torch.ones_like(tokens, dtype=torch.bool), lengths)
 
-    def _fixed(self, ids: list[int], counted: list[bool], length: torch.Tensor | int) -> "_Pieces":
+    def _fixed(self, ids: list[int], counted: list[bool], length: torch.Tensor | int) -> Pieces:
         """The same tokens in every row."""
         rows, width = self.shape.rows, MAX_TOKENS + 2
         tokens = torch.zeros(rows, 1, width, dtype=torch.long, device=self.device)
@@ -268,7 +269,7 @@ class WindowMaker:
             tokens[..., place], weights[..., place] = token, weight
         spans = torch.zeros(rows, 1, width, 2, dtype=torch.long, device=self.device)
         lengths = torch.zeros(rows, 1, dtype=torch.long, device=self.device) + length
-        return _Pieces(tokens, spans, weights, lengths)
+        return Pieces(tokens, spans, weights, lengths)
 
     def _uniform(self, count: int) -> torch.Tensor:
         return torch.rand(self.shape.rows, count, device=self.device)
@@ -281,15 +282,6 @@ class WindowMaker:
         return -mean * torch.log(1 - self._uniform(count))
 
 
-class _Pieces(NamedTuple):
-    """Runs of tokens to join: tokens and whether they count [rows, n, width], spans [..., 2], lengths [rows, n]."""
-
-    tokens: torch.Tensor
-    spans: torch.Tensor
-    counted: torch.Tensor
-    lengths: torch.Tensor
-
-
 def _timestamp(ticks: torch.Tensor) -> torch.Tensor:
     return FIRST_TIMESTAMP_ID + ticks.clamp(0, MAX_POSITIONS)
 
@@ -297,20 +289,3 @@ def _timestamp(ticks: torch.Tensor) -> torch.Tensor:
 def _around(ticks: torch.Tensor) -> torch.Tensor:
     """A few ticks on either side of a moment; [..., 2]."""
     return torch.stack((ticks - 2, ticks + 2), -1)
-
-
-def _concatenate(
-    tokens: torch.Tensor, spans: torch.Tensor, counted: torch.Tensor, lengths: torch.Tensor, size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Join the first `lengths` tokens of each piece; [rows, size(, 2)], ends of text that count for nothing behind."""
-    rows, _, width = tokens.shape
-    ends = lengths.cumsum(1)
-    places = torch.arange(size, device=tokens.device).expand(rows, -1).contiguous()
-    piece = torch.searchsorted(ends, places, right=True)
-    inside = piece < lengths.shape[1]
-    piece = piece.clamp(max=lengths.shape[1] - 1)
-    index = piece * width + (places - (ends - lengths).gather(1, piece)).clamp(max=width - 1)
-    joined = torch.where(inside, tokens.flatten(1).gather(1, index), END_ID)
-    index_2 = index[..., None].expand(-1, -1, 2)
-    joined_spans = torch.where(inside[..., None], spans.flatten(1, 2).gather(1, index_2), 0)
-    return joined, joined_spans, inside & counted.flatten(1).gather(1, index)
