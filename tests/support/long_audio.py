@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+
+from model_states.speech import Transcript
 
 END, START, ENGLISH, GERMAN, TRANSCRIBE, TRANSLATE, PREVIOUS, NO_SPEECH, NO_TIMES = range(150, 159)
 FIRST_TIME = NO_TIMES + 1
 NUM_MELS, WINDOW_FRAMES, RATE, HOP = 8, 40, 16000, 160
 WINDOW = WINDOW_FRAMES * HOP  # samples
-VOCAB_SIZE = FIRST_TIME + WINDOW_FRAMES // 2 + 1
 
 
-def save_long_audio_model(directory: Path, seed: int, **generation: Any) -> Any:
-    """Windows of 0.4 s, 64 positions; generation: further fields of its generation config."""
+def save_long_audio_model(
+    directory: Path, seed: int, *, window_frames: int = WINDOW_FRAMES, **generation: Any
+) -> Any:
+    """Windows of 0.4 s, if not told otherwise, 64 positions; generation: further fields of its generation config."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     config = WhisperConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=FIRST_TIME + window_frames // 2 + 1,
         num_mel_bins=NUM_MELS,
-        max_source_positions=WINDOW_FRAMES // 2,
+        max_source_positions=window_frames // 2,
         max_target_positions=64,
         d_model=48,
         encoder_layers=2,
@@ -85,17 +91,54 @@ def audio(seed: int, num_samples: int) -> np.ndarray:
     return np.concatenate(pieces)[:num_samples].astype(np.float32)
 
 
+def whole_features(model: Any, samples: np.ndarray) -> torch.Tensor:
+    """What transformers' extractor makes of a recording of any length, float32 [1, bands, frames]."""
+    from transformers import WhisperFeatureExtractor
+
+    config = model.config
+    seconds = config.max_source_positions * 2 * HOP / RATE
+    extractor = WhisperFeatureExtractor(feature_size=config.num_mel_bins, chunk_length=int(seconds) or 1)
+    features: torch.Tensor = extractor(
+        samples, sampling_rate=RATE, truncation=False, padding="longest", return_tensors="pt"
+    ).input_features
+    return features
+
+
+@dataclass(frozen=True)
+class OracleSegment:
+    """A segment of transformers: times in seconds, tokens, and what the window that it is of was generated as."""
+
+    start: float
+    end: float
+    token_ids: list[int]
+    result: Any
+
+
 @torch.no_grad()
-def oracle(model: Any, features: np.ndarray, **options: Any) -> list[dict[str, Any]]:
-    """Segments of transformers: start and end in seconds, tokens."""
-    out = model.generate(
-        torch.from_numpy(features)[None],
-        return_timestamps=True,
-        return_segments=True,
-        task="transcribe",
-        **options,
+def oracle(model: Any, samples: np.ndarray, **options: Any) -> list[OracleSegment]:
+    """Segments with text, by transformers' sequential long-form generate."""
+    out = copy.deepcopy(model).generate(  # which keeps what it was called with in its generation config
+        whole_features(model, samples), return_timestamps=True, return_segments=True, **options
     )
-    return [
-        {"start": float(s["start"]), "end": float(s["end"]), "tokens": s["tokens"].tolist()}
+    segments = [
+        OracleSegment(float(s["start"]), float(s["end"]), s["tokens"].tolist(), s["result"])
         for s in out["segments"][0]
     ]
+    return [segment for segment in segments if any(token < END for token in segment.token_ids)]
+
+
+def assert_same(transcript: Transcript, expected: Sequence[OracleSegment]) -> None:
+    """Segment by segment and token by token; times too, but for windows whose text is in no pair of timestamps.
+
+    There transformers takes the window's begin for that of the text, although the first token says it, and that token
+    for its end where no other is.
+    """
+    assert [list(s.token_ids) for s in transcript.segments] == [s.token_ids for s in expected]
+    for segment, wanted in zip(transcript.segments, expected, strict=True):
+        end = wanted.end
+        if sum(token >= FIRST_TIME for token in wanted.token_ids) < 2:
+            continue
+        assert segment.end == pytest.approx(min(end, transcript.duration), abs=1e-6)
+        spoken_from = (wanted.token_ids[0] - FIRST_TIME) * 0.02
+        starts = [min(start, transcript.duration) for start in (wanted.start, wanted.start + spoken_from)]
+        assert any(segment.start == pytest.approx(start, abs=1e-6) for start in starts)
