@@ -253,7 +253,7 @@ class LLM:
         token_ids: Any = prompt
         if isinstance(prompt, str):
             token_ids = self._require_tokenizer().encode_prompt(prompt)
-        elif isinstance(prompt, Mapping):
+        elif not isinstance(prompt, list) and isinstance(prompt, Mapping):
             if not {"prompt_token_ids"} <= set(prompt) <= {"prompt_token_ids", "model_inputs"}:
                 raise RequestError(
                     f"a prompt given as a dict has 'prompt_token_ids' and, if wanted, 'model_inputs'; this one has "
@@ -268,7 +268,7 @@ class LLM:
 
     def _with_bad_words_as_ids(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, once more checked, now that the ids of the words are known."""
-        if not any(isinstance(word, str) for word in params.bad_words):
+        if not params.bad_words or not any(isinstance(word, str) for word in params.bad_words):
             return params
         encode = self._require_tokenizer().encode_bad_word
         words = [encode(word) if isinstance(word, str) else [word] for word in params.bad_words]

@@ -20,6 +20,7 @@ from core_runner.scheduling.prompt_group import PromptGroup
 IntArray = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "abort", "error"]
 _SEED_MASK = (1 << 63) - 1
+_NO_IDS: frozenset[int] = frozenset()
 
 
 class RequestStatus(Enum):
@@ -122,7 +123,7 @@ class Request:
 
     def __post_init__(self) -> None:
         """Convert the prompt, fix the seed, and copy what the scheduler reads from the parameters."""
-        if not isinstance(self.model_inputs, Mapping):
+        if type(self.model_inputs) is not dict and not isinstance(self.model_inputs, Mapping):
             raise RequestError(
                 f"request {self.req_id!r}: model_inputs={self.model_inputs!r} must be a mapping"
             )
@@ -133,7 +134,7 @@ class Request:
         self.seed = (secrets.randbits(63) if seed is None else int(seed)) & _SEED_MASK
         self.priority = params.priority
         self.cache_salt = params.cache_salt
-        self.stop_token_ids = frozenset(params.stop_token_ids)
+        self.stop_token_ids = frozenset(params.stop_token_ids) if params.stop_token_ids else _NO_IDS
 
     @property
     def prompt_len(self) -> int:
