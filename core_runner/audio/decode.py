@@ -40,8 +40,11 @@ def decode(file: IO[bytes], name: str, sampling_rate: int) -> Decoded:
             stream = _audio_stream(container, name)
             buffer = SampleBuffer(name, sampling_rate, (container.duration or 0) / 1e6)
             return _decode_stream(container, stream, buffer)
-    except av.error.FFmpegError as error:
-        raise AudioError(f"{name}: is no audio that can be read ({error.strerror})") from error
+    except AudioError:  # which is a ValueError too
+        raise
+    except (av.error.FFmpegError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AudioError(f"{name}: is no audio that can be read ({reason})") from error
 
 
 class _Reader:
