@@ -87,7 +87,9 @@ class ModelRunner:
             self.request_states, self.block_tables, config.max_num_batched_tokens, self.device
         )
         self._build_sampling()
-        recorder = CudaRecorder(self.device) if use_graphs(config, self.model_state) else None
+        # What a model state runs beside the steps may wait for them, not they for it.
+        records = use_graphs(config, self.model_state)
+        recorder = CudaRecorder(self.device, urgent=True) if records else None
         self.graphs = StepGraphs(config.max_num_reqs, config.max_num_batched_tokens, recorder)
         self.launcher = StepLauncher(
             self.model_state, self.hooks, implementations, self.inputs, self.sampler, self.graphs

@@ -25,11 +25,14 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Graphs that share one memory pool: one runs at a time, in stream order."""
+    """Graphs that share one memory pool: one runs at a time, in stream order.
 
-    def __init__(self, device: torch.device) -> None:
+    Kernels of an urgent one go before those of others that are launched and not begun, whatever the stream.
+    """
+
+    def __init__(self, device: torch.device, *, urgent: bool = False) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0)
         self._pool: Any = None
 
     def record(self, body: Callable[[], _T]) -> Callable[[], _T]:

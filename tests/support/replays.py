@@ -18,7 +18,7 @@ class HostRecorder:
     As with a CUDA graph, whatever the host knew at the recording is frozen, and only the contents of buffers differ.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, urgent: bool = False) -> None:
         self.device = device
 
     def record(self, body: Callable[[], T]) -> Callable[[], T]:
