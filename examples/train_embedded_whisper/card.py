@@ -78,7 +78,8 @@ from {hours_spoken:,.0f} hours of speech, in {loop_seconds:.0f} seconds ({second
 compilation) on one {device}, torch {torch}, transformers {transformers}, {workers} processes speaking.
 Sentences come from a seed; {num_accents} English accents, {num_voices_trained} speakers, 125 to 205 words a minute,
 random pitch, loudness, colour, noise and hum. No recording, text or weights of others went in. espeak-ng (GPL-3.0)
-made the sound and is no part of this package. Two runs differ: the number of steps follows the clock, and espeak's noise does not start over.
+made the sound and is no part of this package. Two runs differ: the number of steps follows the clock, and espeak's
+noise does not start over.
 """
 
 
