@@ -12,7 +12,7 @@ from core_runner.errors import AudioError
 
 _READ_BYTES: Final = 1 << 18
 _LEAST_GAP_S: Final = 0.1  # less is rounding of timestamps, or a lost packet that nobody hears
-_LONGEST_GAP_S: Final = 600.0  # where the file does not say how long it is
+_LONGEST_GAP_S: Final = 3600.0  # more is a damaged timestamp, and no reason to hold a day of silence
 # Frames with nothing around them: durations and timestamps are guesses from the first ones.
 _BARE_FORMATS: Final = frozenset({"aac", "ac3", "eac3", "dts"})
 
@@ -138,9 +138,9 @@ class _Timeline:
             if self._origin_s is None:
                 self._origin_s = start_s
             gap_s = start_s - self._origin_s - self._end_s
-        # A timestamp that lies beyond the end is damage too, and no reason to hold a day of silence.
-        longest_s = self._duration_s - self._end_s if self._duration_s else _LONGEST_GAP_S
-        if not _LEAST_GAP_S < gap_s <= longest_s:
+        # So is one beyond the end of a file that says how long it is.
+        left_s = self._duration_s - self._end_s if self._duration_s else _LONGEST_GAP_S
+        if not _LEAST_GAP_S < gap_s <= min(left_s, _LONGEST_GAP_S):
             gap_s = 0.0
         self._end_s += gap_s + frame.samples / frame.sample_rate
         return gap_s

@@ -139,6 +139,13 @@ def test_gaps_in_a_recording_are_silence():
     assert likeness > 0.95
 
 
+@pytest.mark.parametrize(("second_s", "seconds"), [(3000.0, 3001.0), (4000.0, 2.0)])
+def test_a_gap_of_hours_is_a_damaged_timestamp(second_s, seconds):
+    parts = ((0.0, slice(0, RATE)), (second_s, slice(RATE, 2 * RATE)))
+    data = encode(chirp(RATE, 2.0), RATE, "matroska", "pcm_s16le", pieces=parts)
+    assert len(load_audio(data, RATE)) / RATE == pytest.approx(seconds, abs=0.01)
+
+
 def test_sound_that_begins_after_the_picture_keeps_its_time():
     data = encode(
         chirp(RATE, 1.0), RATE, "matroska", "pcm_s16le", with_video=True, pieces=((0.8, slice(None)),)
