@@ -16,7 +16,7 @@ from model_states.config import ModelConfig
 from model_states.errors import CapabilityError
 from model_states.hookspecs import hookimpl
 from model_states.interface import Component
-from model_states.kernels.cross_attention import CrossRows, cross_attention, scratch_size
+from model_states.kernels.cross_attention import CrossRows, cross_attention, scratch_sizes
 from model_states.recording import CudaRecorder
 from model_states.staged import StagedTensor
 
@@ -45,8 +45,8 @@ class CrossAttentionLayer:
         """Attend with query [num_tokens, num_heads, head_size]; returns the same shape."""
         owner, out = self._owner, torch.empty_like(query, memory_format=torch.contiguous_format)
         assert owner.rows is not None, "a cross attention layer was called outside a step"
-        scale, scratch = owner.spec.scale, owner.scratch
-        cross_attention(out, query, self.key_pool, self.value_pool, owner.rows, scale, scratch)
+        pools = (self.key_pool, self.value_pool)
+        cross_attention(out, query, *pools, owner.rows, owner.spec.scale, owner.scratch, owner.arrived)
         return out
 
 
@@ -106,8 +106,10 @@ class CrossAttention(Component):
         self._ahead: set[bytes] = set()  # what the encoder runs on for requests that wait
         self.rows: CrossRows | None = None
         counts = range(1, config.max_num_reqs + 1)
-        most = max(scratch_size(count, spec.num_heads, spec.head_size) for count in counts)
-        self.scratch = torch.empty(most, dtype=torch.float32, device=config.device)
+        sizes = [scratch_sizes(count, spec.num_heads, spec.head_size) for count in counts]
+        num_values, num_counters = map(max, zip(*sizes, strict=True))
+        self.scratch = torch.empty(num_values, dtype=torch.float32, device=config.device)
+        self.arrived = torch.zeros(num_counters, dtype=torch.int32, device=config.device)
 
     def find(self, model_inputs: Mapping[str, Any]) -> int | None:
         """Entry that holds what the encoder gave of equal inputs, if it is still there.

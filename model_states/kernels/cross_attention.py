@@ -10,8 +10,8 @@ Tokens at or past query_start_loc[-1] get zeros. query [num_tokens, num_heads, h
 key_pool and value_pool [num_entries, num_kv_heads, max_len, head_size], contiguous, so that a head's positions lie side
 by side; idx_mapping int32 [num_rows], query_start_loc int32 [num_rows + 1], entries and lengths int32 [num_slots].
 
-In a step whose rows have one query each a program takes a row, a head and a part of the positions, and a second
-kernel joins the parts: with m_i, l_i, a_i the maximum, sum and weighted values of part i and m the largest m_i,
+In a step whose rows have one query each a program takes a row, a head and a part of the positions, and the last one
+that is done joins the parts: with m_i, l_i, a_i the maximum, sum and weighted values of part i and m the largest m_i,
 
     out = sum_i exp(m_i - m) a_i / sum_i exp(m_i - m) l_i
 
@@ -51,10 +51,11 @@ def num_parts(num_rows: int, num_heads: int) -> int:
     return max(1, min(MAX_PARTS, _PROGRAMS // (num_rows * num_heads)))
 
 
-def scratch_size(num_rows: int, num_heads: int, head_size: int) -> int:
-    """Numbers that the parts of a step of so many rows take, fp32."""
+def scratch_sizes(num_rows: int, num_heads: int, head_size: int) -> tuple[int, int]:
+    """What a step of so many rows needs: fp32 numbers for its parts, and int32 counters that are 0."""
     parts = num_parts(num_rows, num_heads)
-    return parts * num_rows * num_heads * (head_size + 2) if parts > 1 else 0
+    items = num_rows * num_heads if parts > 1 else 0
+    return parts * items * (head_size + 2), items
 
 
 def cross_attention_torch(
@@ -137,10 +138,29 @@ def _attend(
     return maximum, total, acc
 
 
+@triton.jit
+def _join(out, cells, parts, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr) -> None:
+    """Write the result of a row and a head out of its parts, of HEAD_SIZE + 2 numbers each."""
+    p, d = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_D)
+    at = cells + p * (HEAD_SIZE + 2)
+    # Other multiprocessors wrote them: not from this one's own cache.
+    maxima = tl.load(at, mask=p < parts, other=float("-inf"), cache_modifier=".cg")
+    totals = tl.load(at + 1, mask=p < parts, other=0.0, cache_modifier=".cg")
+    maximum = tl.max(maxima, 0)
+    # Without any position the maximum is -inf, and -inf - -inf NaN.
+    shares = tl.exp2(maxima - tl.where(maximum == float("-inf"), 0.0, maximum))
+    loads = (p < parts)[:, None] & (d < HEAD_SIZE)[None, :]
+    values = tl.load(at[:, None] + 2 + d[None, :], mask=loads, other=0.0, cache_modifier=".cg")
+    total = tl.sum(totals * shares, 0)
+    result = tl.sum(values * shares[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + d, result.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "parts"])
 def _cross_attention_kernel(
     out,
     scratch,
+    arrived,
     query,
     key_pool,
     value_pool,
@@ -163,6 +183,7 @@ def _cross_attention_kernel(
     TILE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     SEARCHED: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -220,46 +241,23 @@ def _cross_attention_kernel(
     if SPLIT:
         # One query: row 0 of the tile is all there is.
         is_first = m == 0
-        cell = scratch + ((row * NUM_HEADS + head).to(tl.int64) * parts + part) * (HEAD_SIZE + 2)
+        item = row * NUM_HEADS + head
+        cells = scratch + item.to(tl.int64) * parts * (HEAD_SIZE + 2)
+        cell = cells + part * (HEAD_SIZE + 2)
         zero = m * 0
         tl.store(cell + zero, maximum, mask=is_first)
         tl.store(cell + 1 + zero, total, mask=is_first)
         tl.store(
             cell + 2 + zero[:, None] + d[None, :], acc, mask=is_first[:, None] & (d < HEAD_SIZE)[None, :]
         )
+        tl.debug_barrier()  # all of it is written before it is counted
+        if tl.atomic_add(arrived + item, 1, sem="acq_rel") == parts - 1:
+            tl.store(arrived + item, 0)  # as the next launch wants it
+            _join(out + item * HEAD_SIZE, cells, parts, HEAD_SIZE, BLOCK_D, BLOCK_P)
     else:
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         target = out + (tokens * NUM_HEADS + head)[:, None] * HEAD_SIZE + d[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=is_query)
-
-
-@triton.jit
-def _join_kernel(
-    out,
-    scratch,
-    parts,
-    HEAD_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PARTS: tl.constexpr,
-    PDL: tl.constexpr,
-) -> None:
-    """Program i joins the parts of (row, head) number i."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    i = tl.program_id(0).to(tl.int64)
-    p, d = tl.arange(0, PARTS), tl.arange(0, BLOCK_D)
-    cells = scratch + (i * parts + p) * (HEAD_SIZE + 2)
-    maxima = tl.load(cells, mask=p < parts, other=float("-inf"))
-    totals = tl.load(cells + 1, mask=p < parts, other=0.0)
-    maximum = tl.max(maxima, 0)
-    # Without any position the maximum is -inf, and -inf - -inf NaN.
-    shares = tl.exp2(maxima - tl.where(maximum == float("-inf"), 0.0, maximum))
-    loads = (p < parts)[:, None] & (d < HEAD_SIZE)[None, :]
-    acc = tl.sum(tl.load(cells[:, None] + 2 + d[None, :], mask=loads, other=0.0) * shares[:, None], 0)
-    total = tl.sum(totals * shares, 0)
-    result = acc / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + i * HEAD_SIZE + d, result.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
 
 
 def cross_attention_triton(
@@ -270,8 +268,9 @@ def cross_attention_triton(
     rows: CrossRows,
     scale: float,
     scratch: torch.Tensor,
+    arrived: torch.Tensor,
 ) -> None:
-    """Launch over (rows or tiles, heads, parts), and over (rows, heads) to join the parts."""
+    """Launch over (rows or tiles, heads, parts)."""
     num_tokens, num_heads, head_size = query.shape
     num_rows, one_query = len(rows.idx_mapping), rows.max_query_len == 1
     assert not one_query or num_tokens == num_rows, "a step of one query a row is padded to as many rows"
@@ -282,7 +281,7 @@ def cross_attention_triton(
     is_wide = query.element_size() == 4
     block_d = max(16, triton.next_power_of_2(head_size))
     _cross_attention_kernel[(num_tiles, num_heads, parts)](
-        *(out, scratch, query, key_pool, value_pool),
+        *(out, scratch, arrived, query, key_pool, value_pool),
         *(rows.idx_mapping, rows.query_start_loc, rows.entries, rows.lengths),
         *(num_rows, num_tokens, parts, key_pool.shape[2], query.stride(0), query.stride(1), scale),
         NUM_HEADS=num_heads,
@@ -293,21 +292,13 @@ def cross_attention_triton(
         TILE=_TILE,
         BLOCK_N=32 if is_wide else block_n,
         BLOCK_D=block_d,
+        BLOCK_P=MAX_PARTS,
         SEARCHED=_SEARCHED,
         PRECISION="ieee" if is_wide else "tf32",
         num_warps=num_warps,
         num_stages=num_stages,
         **programmatic_launch(query),
     )
-    if parts > 1:
-        _join_kernel[(num_rows * num_heads,)](
-            *(out, scratch, parts),
-            HEAD_SIZE=head_size,
-            BLOCK_D=block_d,
-            PARTS=MAX_PARTS,
-            num_warps=1,
-            **programmatic_launch(query),
-        )
 
 
 def cross_attention(
@@ -318,9 +309,10 @@ def cross_attention(
     rows: CrossRows,
     scale: float,
     scratch: torch.Tensor,
+    arrived: torch.Tensor,
 ) -> None:
-    """Write `out`. scratch: fp32, at least `scratch_size` numbers for a step of one query a row."""
+    """Write `out`. scratch, arrived: of at least `scratch_sizes`, for a step of one query a row."""
     if use_triton(query):
-        cross_attention_triton(out, query, key_pool, value_pool, rows, scale, scratch)
+        cross_attention_triton(out, query, key_pool, value_pool, rows, scale, scratch, arrived)
     else:
         cross_attention_torch(out, query, key_pool, value_pool, rows, scale)

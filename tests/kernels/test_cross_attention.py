@@ -51,9 +51,13 @@ def test_kernel_equals_twin(query_lens, padding, heads, parts, device, monkeypat
     query, keys, values, rows = _case(device, query_lens, padding, *heads)
     out, expected = (torch.full(query.shape, POISON, device=device) for _ in range(2))
     cross_attention_torch(expected, query, keys, values, rows, 0.3)
-    scratch = torch.full((kernel.scratch_size(len(rows.idx_mapping), *heads[::2]),), POISON, device=device)
-    cross_attention_triton(out, query, keys, values, rows, 0.3, scratch)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    num_values, num_counters = kernel.scratch_sizes(len(rows.idx_mapping), *heads[::2])
+    scratch = torch.full((num_values,), POISON, device=device)
+    arrived = torch.zeros(num_counters, dtype=torch.int32, device=device)
+    for _ in range(2):  # the counters are as they were
+        cross_attention_triton(out.fill_(POISON), query, keys, values, rows, 0.3, scratch, arrived)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    assert not arrived.any()
 
 
 def test_twin_is_attention_over_the_entry(device):
@@ -74,5 +78,5 @@ def test_twin_is_attention_over_the_entry(device):
 def test_few_rows_are_cut_into_more_parts():
     assert kernel.num_parts(1, 20) == kernel.MAX_PARTS
     assert kernel.num_parts(256, 20) == 1
-    assert kernel.scratch_size(256, 20, 64) == 0
-    assert kernel.scratch_size(1, 20, 64) == kernel.MAX_PARTS * 20 * 66
+    assert kernel.scratch_sizes(256, 20, 64) == (0, 0)
+    assert kernel.scratch_sizes(1, 20, 64) == (kernel.MAX_PARTS * 20 * 66, 20)
