@@ -2,6 +2,7 @@
 
 For every row of x [num_rows, size], in fp32, rounded to x's dtype at each `:=`
 
+    x        := x / root                        where x has a root of its own, see `RowRoot`; not rounded
     x        := norm(x; post)                   where there is a post norm
     x        := multiplier * x
     residual := residual + x                    where there is a residual, in place
@@ -36,6 +37,23 @@ class RMSNorm:
     rounds_first: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RowRoot:
+    """A number of each row that it is still to be divided by: root = sqrt(sum(squares) / size + eps).
+
+    squares fp32 [num_rows, parts] are sums over parts of the `size` numbers that a norm is over. A product of the rows
+    may come first, since it has the same root.
+    """
+
+    squares: torch.Tensor
+    size: int
+    eps: float
+
+    def inverse(self) -> torch.Tensor:
+        """1 / root, fp32 [num_rows, 1]."""
+        return torch.rsqrt(self.squares.sum(1, keepdim=True) / self.size + self.eps)
+
+
 def rms_norm_torch(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
     """The norm of x [.., size] over its last axis, in x's dtype."""
     wide = x.float()
@@ -52,8 +70,11 @@ def add_norm_torch(
     pre: RMSNorm | None,
     multiplier: float,
     out: torch.Tensor | None,
+    root: RowRoot | None = None,
 ) -> None:
     """The formula above, line by line."""
+    if root is not None:
+        x = (x.float() * root.inverse()).to(x.dtype)
     if post is not None:
         x = rms_norm_torch(x, post)
     if multiplier != 1.0:
@@ -74,13 +95,24 @@ def normalised(x, mean_square, weight, eps, ROUNDS_FIRST: tl.constexpr, dtype: t
     return (quotient * weight).to(dtype).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["num_rows", "multiplier", "post_eps", "pre_eps"])
+@triton.jit
+def inverse_root(squares, rows, valid, size, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """1 / root of `RowRoot` for rows [n, 1] where `valid`, as [n, 1]."""
+    parts = tl.arange(0, BLOCK)[None, :]
+    found = tl.load(squares + rows * PARTS + parts, mask=valid & (parts < PARTS), other=0.0)
+    return tl.rsqrt(tl.sum(found, 1) / size + eps)[:, None]
+
+
+@triton.jit(do_not_specialize=["num_rows", "multiplier", "post_eps", "pre_eps", "root_size", "root_eps"])
 def _add_norm_kernel(
     x,
     residual,
     post_weight,
     pre_weight,
     out,
+    squares,
+    root_size,
+    root_eps,
     num_rows,
     x_stride,
     residual_stride,
@@ -96,6 +128,8 @@ def _add_norm_kernel(
     PRE_ROUNDS_FIRST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     if PDL:
@@ -112,6 +146,8 @@ def _add_norm_kernel(
     if PDL:
         gdc_wait()
     y = tl.load(x + rows * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        y *= inverse_root(squares, rows, rows < num_rows, root_size, root_eps, PARTS, BLOCK_PARTS)
     if HAS_POST:
         mean_square = tl.sum(y * y, 1)[:, None] / SIZE
         y = normalised(y, mean_square, after, post_eps, POST_ROUNDS_FIRST, dtype)
@@ -135,6 +171,7 @@ def add_norm_triton(
     multiplier: float,
     out: torch.Tensor | None,
     shape: tuple[int, int] | None = None,
+    root: RowRoot | None = None,
 ) -> None:
     """Launch one program for every few rows; `shape` is (rows of a program, warps), None chooses."""
     num_rows, size = x.shape
@@ -148,6 +185,9 @@ def add_norm_triton(
         x if post is None else post.weight,
         x if pre is None else pre.weight,
         target,
+        x if root is None else root.squares,
+        1 if root is None else root.size,
+        0.0 if root is None else root.eps,
         num_rows,
         x.stride(0),
         x.stride(0) if residual is None else residual.stride(0),
@@ -163,9 +203,16 @@ def add_norm_triton(
         PRE_ROUNDS_FIRST=pre is not None and pre.rounds_first,
         ROWS=rows,
         BLOCK=next_power_of_2(size),
+        **root_parts(root),
         num_warps=num_warps,
         **programmatic_launch(x),
     )
+
+
+def root_parts(root: RowRoot | None) -> dict[str, int]:
+    """Constants of a kernel that divides by a root, or does not."""
+    parts = 0 if root is None else root.squares.shape[1]
+    return {"PARTS": parts, "BLOCK_PARTS": next_power_of_2(max(parts, 1))}
 
 
 def launch_shape(num_rows: int, size: int) -> tuple[int, int]:
@@ -180,7 +227,8 @@ def add_norm(
     pre: RMSNorm | None,
     multiplier: float = 1.0,
     out: torch.Tensor | None = None,
+    root: RowRoot | None = None,
 ) -> None:
     """Add x to the residual and write its norm to out; shapes and rules as above."""
     op = add_norm_triton if use_triton(x) and x.shape[1] <= MAX_SIZE else add_norm_torch
-    op(x, residual, post, pre, multiplier, out)
+    op(x, residual, post, pre, multiplier, out, root=root)

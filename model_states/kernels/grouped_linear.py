@@ -146,12 +146,11 @@ def grouped_linear_triton(
 def _tile(num_pairs: int, weight: torch.Tensor) -> tuple[int, int, int, int, int]:
     """As many rows as an expert has on average, so that few are empty."""
     rows = min(max(triton.next_power_of_2(triton.cdiv(num_pairs, len(weight))), 16), 128)
-    num_warps = 8 if rows == 128 else 4
     if weight.element_size() > 2:
-        return rows, 64 if rows <= 64 else 128, 32, num_warps, 2
+        return rows, 64 if rows <= 64 else 128, 32, 8 if rows == 128 else 4, 2
     if rows <= 32:
-        return rows, 64, 128, num_warps, 4
-    return rows, 64 if rows == 64 else 128, 64, num_warps, 3
+        return rows, 128, 128, 4, 4
+    return rows, 256, 64, 8, 4
 
 
 def grouped_linear(

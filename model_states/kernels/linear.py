@@ -6,9 +6,10 @@
 
 x [n, k], weight [m, k] (in gate_up [2 m, k]: the rows of gate, then those of up), bias [m], residual [n, m], all of one
 dtype; a residual stream may be wider, which is x where it is normed, and residual with what is returned. Returns
-[n, m], a new tensor. norm is an `RMSNorm` of k numbers, and activation a key of `ACTIVATIONS`. Sums are kept in fp32
-and, with all that follows, rounded once. Any n is served: up to `MAX_ROWS` rows of bf16 or fp16 on a GPU by the kernel
-(fewer where the weight is wide, as a head's is), all else by torch's product, which rounds before the activation.
+[n, m], a new tensor. norm is an `RMSNorm` of k numbers, and activation a key of `ACTIVATIONS`; linear divides x by its
+`RowRoot` where it has one. Sums are kept in fp32 and, with all that follows, rounded once. Any n is served: up to
+`MAX_ROWS` rows of bf16 or fp16 on a GPU by the kernel (fewer where the weight is wide, as a head's is), all else by
+torch's product, which rounds before the activation.
 
 The kernel gives each program a few rows of weight, and each of its warps a part of their columns. The cut depends on
 the shapes alone, so every run gives the same bits, whatever the other rows hold; up to 8 rows products are summed in
@@ -24,7 +25,7 @@ import torch
 from torch.nn import functional
 
 from model_states.kernels.act_mul import ACTIVATIONS, act_mul, activated
-from model_states.kernels.add_norm import RMSNorm, add_norm, normalised
+from model_states.kernels.add_norm import RMSNorm, RowRoot, add_norm, inverse_root, normalised, root_parts
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
@@ -44,9 +45,10 @@ def linear_torch(
     norm: RMSNorm | None = None,
     activation: str | None = None,
     multiplier: float = 1.0,
+    root: RowRoot | None = None,
 ) -> torch.Tensor:
     """The formulas above, each step with what there is for it; an activation says that weight is gate and up."""
-    h = x
+    h = x if root is None else (x.float() * root.inverse()).to(x.dtype)
     if norm is not None:
         h = torch.empty_like(x, dtype=weight.dtype, memory_format=torch.contiguous_format)
         add_norm(x, None, None, norm, 1.0, h)
@@ -131,7 +133,7 @@ def _add_product(
     return tl.dot(tile, w, acc, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["n", "m", "eps", "multiplier"])
+@triton.jit(do_not_specialize=["n", "m", "eps", "multiplier", "root_size", "root_eps"])
 def _linear_kernel(
     out,
     x,
@@ -141,6 +143,9 @@ def _linear_kernel(
     norm_weight,
     eps,
     multiplier,
+    squares,
+    root_size,
+    root_eps,
     n,
     m,
     x_stride,
@@ -155,6 +160,8 @@ def _linear_kernel(
     HAS_NORM: tl.constexpr,
     ROUNDS_FIRST: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     if PDL:
@@ -200,7 +207,11 @@ def _linear_kernel(
         acc = _add_product(acc, tile, w, factor, mean_square, eps, HAS_NORM, ROUNDS_FIRST)
     first_tile = tl.load(x_at, mask=is_token & (cols < K)[:, None, :], other=0.0)
     acc = _add_product(acc, first_tile, first_w, first_factor, mean_square, eps, HAS_NORM, ROUNDS_FIRST)
-    total = multiplier * (tl.sum(acc, 0) + biases) + added
+    total = tl.sum(acc, 0)
+    if PARTS > 0:
+        row = tokens[:, None]
+        total *= inverse_root(squares, row, row < n, root_size, root_eps, PARTS, BLOCK_PARTS)
+    total = multiplier * (total + biases) + added
 
     OUT_M: tl.constexpr = BLOCK_M if ACTIVATION is None else BLOCK_M // 2
     out_m = m if ACTIVATION is None else m // 2
@@ -221,6 +232,7 @@ def linear_triton(
     norm: RMSNorm | None = None,
     activation: str | None = None,
     multiplier: float = 1.0,
+    root: RowRoot | None = None,
     config: LinearConfig | None = None,
 ) -> torch.Tensor:
     """Launch one program for every `block_m` rows of weight."""
@@ -237,6 +249,9 @@ def linear_triton(
         None if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
         multiplier,
+        None if root is None else root.squares,
+        1 if root is None else root.size,
+        0.0 if root is None else root.eps,
         n,
         m,
         x.stride(0),
@@ -251,6 +266,7 @@ def linear_triton(
         HAS_NORM=norm is not None,
         ROUNDS_FIRST=norm is not None and norm.rounds_first,
         ACTIVATION=activation,
+        **root_parts(root),
         num_warps=config.num_warps,
         num_stages=1,
         **programmatic_launch(x),
@@ -274,9 +290,10 @@ def _product(
     norm: RMSNorm | None = None,
     activation: str | None = None,
     multiplier: float = 1.0,
+    root: RowRoot | None = None,
 ) -> torch.Tensor:
     op = linear_triton if use_triton(x) and _kernel_takes(x, weight, norm is not None) else linear_torch
-    return op(x, weight, bias, residual, norm, activation, multiplier)
+    return op(x, weight, bias, residual, norm, activation, multiplier, root)
 
 
 def linear(
@@ -286,9 +303,10 @@ def linear(
     *,
     residual: torch.Tensor | None = None,
     multiplier: float = 1.0,
+    root: RowRoot | None = None,
 ) -> torch.Tensor:
-    """Return `multiplier` times x . weight^T + bias, plus residual where given."""
-    return _product(x, weight, bias, residual, multiplier=multiplier)
+    """Return `multiplier` times (x . weight^T + bias), plus residual where given; x is divided by its root first."""
+    return _product(x, weight, bias, residual, multiplier=multiplier, root=root)
 
 
 def norm_linear(

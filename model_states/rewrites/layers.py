@@ -14,7 +14,7 @@ from model_states.kernels.linear import norm_linear
 from model_states.kernels.rope_write import Rotary
 from model_states.rewrites.mlp import GatedMLP
 from model_states.rewrites.norms import recognise_norm
-from model_states.rewrites.products import Projection
+from model_states.rewrites.products import Projection, Rows
 from model_states.rewrites.seen import Call, close, floats_of
 
 
@@ -26,20 +26,17 @@ class Boundary:
     multiplier: float = 1.0
     pre: RMSNorm | None = None
 
-    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows | None, residual: torch.Tensor) -> torch.Tensor:
         """Add x to the residual, in place, and return what the next sublayer takes; both [num_tokens, hidden].
 
         x None: nothing is added. Without a norm before the next sublayer it takes the residual itself.
         """
-        if self.pre is None:
-            if x is not None:
-                add_norm(x, residual, self.post, None, self.multiplier)
-            return residual
-        out = torch.empty_like(residual)
-        if x is None:
+        out = residual if self.pre is None else torch.empty_like(residual)
+        if x is None and self.pre is not None:
             add_norm(residual, None, None, self.pre, 1.0, out)
-        else:
-            add_norm(x, residual, self.post, self.pre, self.multiplier, out)
+        elif x is not None:
+            rows, root = (x, None) if isinstance(x, torch.Tensor) else x
+            add_norm(rows, residual, self.post, self.pre, self.multiplier, out, root)
         return out
 
     @property
@@ -81,7 +78,7 @@ class Sublayer(Protocol):
     def rotary(self, positions: torch.Tensor) -> Rotary | None:
         """What `attend` takes beside the projected tokens."""
 
-    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> Rows:
         """From what `qkv` gives to what `out` takes, [num_tokens, ..]; qkv may be overwritten."""
 
 
@@ -94,13 +91,11 @@ class FusedLayer:
     into_mlp: Boundary
     mlp: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(
-        self, x: torch.Tensor | None, residual: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows | None, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What the mlp gives; x is what the one before gave, and not yet in the residual."""
         attention = self.attention
         qkv = attention.qkv(self.into_attention(x, residual))
-        x = attention.out(attention.attend(qkv, attention.rotary(positions)))
+        x = attention.out.of(attention.attend(qkv, attention.rotary(positions)))
         return self.mlp(self.into_mlp(x, residual))
 
     def few_rows(self, residual: torch.Tensor, positions: torch.Tensor, multiplier: float) -> torch.Tensor:
@@ -115,8 +110,8 @@ class FusedLayer:
         assert isinstance(mlp, GatedMLP), "a plain layer"
         qkv = norm_linear(residual, before, attention.qkv.weight, attention.qkv.bias)
         between_two = attention.attend(qkv, attention.rotary(positions))
-        residual = attention.out(between_two, residual, self.into_mlp.multiplier)
-        return mlp.down(mlp.middle(residual, between), residual, multiplier)
+        residual = attention.out.added(between_two, residual, self.into_mlp.multiplier)
+        return mlp.down.added(mlp.middle(residual, between), residual, multiplier)
 
     @property
     def plain(self) -> bool:

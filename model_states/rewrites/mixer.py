@@ -15,7 +15,7 @@ from model_states.config import ModelConfig
 from model_states.errors import UnsupportedModelError
 from model_states.kernels.causal_conv import causal_conv
 from model_states.kernels.rope_write import Rotary
-from model_states.rewrites.products import Projection
+from model_states.rewrites.products import Projection, Rows
 
 
 class Mixer(nn.Module, ABC):
@@ -55,13 +55,14 @@ class Mixer(nn.Module, ABC):
         """[num_tokens, hidden] to [num_tokens, hidden]."""
         if self.in_multiplier is not None:
             hidden_states = hidden_states * self.in_multiplier
-        return self.out(self.attend(self.qkv(hidden_states), None))
+        attended = self.attend(self.qkv(hidden_states), None)
+        return self.out(attended if isinstance(attended, torch.Tensor) else attended.normed())
 
     def rotary(self, positions: torch.Tensor) -> None:
         """A mixer knows the order of its tokens without."""
 
     @abstractmethod
-    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> Rows:
         """From the projected tokens to what the last product takes, [num_tokens, ..]."""
 
     def _convolve(self, x: torch.Tensor, silu: bool) -> torch.Tensor:

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from model_states.kernels.add_norm import RowRoot
 from model_states.kernels.linear import linear
+
+
+class Unnormed(NamedTuple):
+    """Rows that are still to be divided by a root each: a norm whose last step a product does not mind waiting for."""
+
+    rows: torch.Tensor
+    root: RowRoot
+
+    def normed(self) -> torch.Tensor:
+        """The rows divided."""
+        return (self.rows * self.root.inverse()).to(self.rows.dtype)
+
+
+Rows = torch.Tensor | Unnormed
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +34,21 @@ class Projection:
     weight: torch.Tensor
     bias: torch.Tensor | None
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, multiplier: float = 1.0
-    ) -> torch.Tensor:
-        """The product of x [n, k], or residual [n, m] and `multiplier` times that; a new tensor [n, m]."""
-        return linear(x, self.weight, self.bias, residual=residual, multiplier=multiplier)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product of x [n, k], a new tensor [n, m]."""
+        return linear(x, self.weight, self.bias)
+
+    def of(self, x: Rows) -> Rows:
+        """The product of x [n, k], which has the root that x has."""
+        if isinstance(x, torch.Tensor):
+            return self(x)
+        assert self.bias is None, "a bias would be divided too"
+        return Unnormed(linear(x.rows, self.weight), x.root)
+
+    def added(self, x: Rows, residual: torch.Tensor, multiplier: float = 1.0) -> torch.Tensor:
+        """residual [n, m] plus `multiplier` times the product of x [n, k], a new tensor."""
+        rows, root = (x, None) if isinstance(x, torch.Tensor) else x
+        return linear(rows, self.weight, self.bias, residual=residual, multiplier=multiplier, root=root)
 
 
 def linears_of(module: nn.Module) -> list[nn.Linear]:

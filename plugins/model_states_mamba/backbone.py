@@ -12,6 +12,7 @@ from model_states.kernels.add_norm import RMSNorm, add_norm
 from model_states.kernels.linear import MAX_ROWS, norm_linear
 from model_states.rewrites.mixer import Mixer
 from model_states.rewrites.norms import recognise_norm
+from model_states.rewrites.products import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +35,26 @@ class MixerBackbone:
         """Hidden states, in `out`, of an embedded step of few tokens: norms and adds are done by the products."""
         for norm, mixer in self.blocks:
             qkv = norm_linear(residual, norm, mixer.qkv.weight, mixer.qkv.bias)
-            residual = mixer.out(mixer.attend(qkv, None), residual)
+            residual = mixer.out.added(mixer.attend(qkv, None), residual)
         _add_and_norm(None, residual, self.end, out)
         return out
 
     def many_rows(self, residual: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """The same for any number of tokens; residual is overwritten."""
-        x = None
+        x: Rows | None = None
         for norm, mixer in self.blocks:
             _add_and_norm(x, residual, norm, out)
-            x = mixer.mix(out)
+            x = mixer.out.of(mixer.attend(mixer.qkv(out), None))
         _add_and_norm(x, residual, self.end, out)
         return out
 
 
-def _add_and_norm(x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, out: torch.Tensor) -> None:
+def _add_and_norm(x: Rows | None, residual: torch.Tensor, norm: RMSNorm, out: torch.Tensor) -> None:
     if x is None:
         add_norm(residual, None, None, norm, 1.0, out)
     else:
-        add_norm(x, residual, None, norm, 1.0, out)
+        rows, root = (x, None) if isinstance(x, torch.Tensor) else x
+        add_norm(rows, residual, None, norm, 1.0, out, root)
 
 
 def recognise_mixer_backbone(backbone: Any) -> MixerBackbone | None:

@@ -10,18 +10,16 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from model_states import CacheTensor, ModelConfig
-from model_states.components import RecurrentLayer
 from model_states.components.recurrent_state import state_dtype
+from model_states.kernels.add_norm import RowRoot
 from model_states.kernels.rope_write import Rotary
 from model_states.rewrites.mixer import Mixer, check_silu
-from model_states.rewrites.products import Projection
+from model_states.rewrites.products import Projection, Rows, Unnormed
 from model_states_mamba.kernels.gated_norm import GatedNorm, gated_norm
-from model_states_mamba.kernels.mixer_step import MixerWeights, mixer_step
 from model_states_mamba.kernels.selective_scan import SelectiveInputs, SelectiveWeights, selective_scan
-from model_states_mamba.kernels.ssd_scan import SsdWeights, ssd_scan
+from model_states_mamba.kernels.ssd_scan import Gated, SsdWeights, num_pieces, ssd_scan
 
 
 class ScanMixer(Mixer):
@@ -64,46 +62,47 @@ class HeadMixer(ScanMixer):
         )
         multipliers = getattr(original, "mup_vector", None)
         self.multipliers = None if multipliers is None else multipliers.flatten()
-        taps = self.conv_weight.detach().T.contiguous()
-        self.step_weights = MixerWeights(self.conv_weight, taps, self.conv_bias, self.weights, self.norm)
-        self.arrivals = torch.zeros(0, dtype=torch.int32)
-
-    def attach(self, layer: RecurrentLayer, config: ModelConfig) -> None:
-        """Take the state of `layer`, and count arrivals of the programs of each row."""
-        super().attach(layer, config)
-        self.arrivals = torch.zeros(config.max_num_reqs, dtype=torch.int32, device=config.device)
 
     def _ssm_shape(self) -> tuple[int, ...]:
         return self.num_heads, self.head_size, self.state_size
 
-    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> Rows:
         """Convolution, scan, and norm or gate."""
         projected = qkv if self.multipliers is None else qkv * self.multipliers
-        pools, step = self.layer.tensors, self.layer.step
-        if step.is_decode:
-            out = projected.new_empty(len(projected), self.size)
-            mixer_step(projected, self.step_weights, pools["conv"], pools["ssm"], step, self.arrivals, out)
-            return out
         by_group = self.num_groups * self.state_size
         gate, mixed, dt = projected.split([self.size, self.size + 2 * by_group, self.num_heads], -1)
         x, b, c = self._convolve(mixed, silu=True).split([self.size, by_group, by_group], -1)
         y = x.new_empty(len(x), self.num_heads, self.head_size)
+        after = self._after(gate)
         ssd_scan(
             x.unflatten(1, (self.num_heads, self.head_size)),
             dt,
             b.unflatten(1, (self.num_groups, self.state_size)),
             c.unflatten(1, (self.num_groups, self.state_size)),
             self.weights,
-            pools["ssm"],
-            step,
+            self.layer.tensors["ssm"],
+            self.layer.step,
             y,
+            after,
         )
         flat: torch.Tensor = y.flatten(1)
-        if self.norm is None:
-            flat = flat * functional.silu(gate)
-        else:
+        if self.norm is not None and after is None:
             gated_norm(flat, gate, self.norm, flat)
-        return flat
+        if self.norm is None or after is None or after.squares is None:
+            return flat
+        return Unnormed(flat, RowRoot(after.squares.flatten(1), self.size, self.norm.eps))
+
+    def _after(self, gate: torch.Tensor) -> Gated | None:
+        """Gate and norm as far as the scan does them in passing; None leaves them to a kernel of their own."""
+        norm = self.norm
+        if norm is None:
+            return Gated(gate, None, False, None)
+        # A root for each group is no root of the row, and float16 may not hold what is not divided yet.
+        if norm.group_size != self.size or self.out.bias is not None or gate.dtype == torch.float16:
+            return None
+        pieces = num_pieces(self.head_size)
+        squares = gate.new_empty(len(gate), self.num_heads, pieces, dtype=torch.float32)
+        return Gated(gate, norm.weight, norm.gate_last, squares)
 
 
 def _has_norm(original: Any) -> bool:

@@ -85,3 +85,17 @@ def test_launches_of_any_size_are_valid(size: int) -> None:
         rows, num_warps = add_norm.launch_shape(num_rows, size)
         assert rows.bit_count() == num_warps.bit_count() == 1
         assert 1 <= num_warps <= 16
+
+
+@pytest.mark.parametrize("op", [add_norm.add_norm_torch, add_norm.add_norm_triton])
+def test_rows_with_a_root_of_their_own(op, device: torch.device) -> None:
+    """What is still to be divided by the root of a mean, of which the sums over parts are known."""
+    torch.manual_seed(5)
+    x, residual = torch.randn(4, 24, device=device), torch.randn(4, 24, device=device)
+    squares = torch.rand(4, 3, device=device)
+    norm, out = _norm(24, torch.float32, device, False), torch.empty(4, 24, device=device)
+    divided = x / (squares.sum(1, keepdim=True) / 70 + 0.01).sqrt()
+    want_residual = residual + 0.5 * divided
+    op(x, residual, None, norm, 0.5, out, root=add_norm.RowRoot(squares, 70, 0.01))
+    torch.testing.assert_close(residual, want_residual, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out, add_norm.rms_norm_torch(want_residual, norm), rtol=1e-5, atol=1e-6)

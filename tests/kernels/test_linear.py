@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from model_states.kernels.add_norm import rms_norm_torch
+from model_states.kernels.add_norm import RowRoot, rms_norm_torch
 from model_states.kernels.linear import (
     ACTIVATIONS,
     MAX_ROWS,
@@ -100,6 +100,16 @@ def test_gated_kernel_equals_twin(
     expected = linear_torch(inputs.x, inputs.weight, **given)
     assert expected.shape == (n, m // 2)
     assert_near(linear_triton(inputs.x, inputs.weight, **given, config=config), expected)
+
+
+def test_rows_that_are_divided_by_a_root_of_their_own(device: torch.device, dtype: torch.dtype) -> None:
+    inputs, config = Inputs(5, 22, 200, dtype, device), LinearConfig(16, 64, 2)
+    root = RowRoot(torch.rand(5, 3, device=device) + 0.5, 70, 0.01)
+    divided = inputs.x.float() / (root.squares.sum(1, keepdim=True) / 70 + 0.01).sqrt()
+    expected = inputs.residual.float() + 0.3 * (divided @ inputs.weight.float().T)
+    given = {"residual": inputs.residual, "multiplier": 0.3, "root": root}
+    assert_near(linear_torch(inputs.x, inputs.weight, **given), expected.to(dtype))
+    assert_near(linear_triton(inputs.x, inputs.weight, **given, config=config), expected.to(dtype))
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])

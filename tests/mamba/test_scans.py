@@ -74,6 +74,42 @@ def test_ssd_scan(op, block_size, rows, dt_limits, device) -> None:
     check(Recurrence(before, advance), step, pool, before, y, {"rtol": 1e-4, "atol": 1e-4})
 
 
+@pytest.mark.parametrize("kind", ["gate", "norm", "norm, gate last"])
+@pytest.mark.parametrize(("block_size", "rows"), [MIXED[0], DECODE])
+@pytest.mark.parametrize("size", [24, 80])
+@pytest.mark.parametrize("op", [ssd_scan.ssd_scan_torch, ssd_scan.ssd_scan_triton])
+def test_gate_and_sums_of_squares_in_passing(op, size, block_size, rows, kind, device) -> None:
+    torch.manual_seed(7)
+    heads, state = 3, 12
+    step = make_step(rows, block_size, device)
+    n, num_real = len(step.token_rows), sum(count for _, count, _ in rows)
+    x, b, c = (torch.randn(n, h, w, device=device) for h, w in ((heads, size), (1, state), (1, state)))
+    dt, wide = torch.randn(n, heads, device=device), torch.randn(n, heads * size + 5, device=device)
+    weights = ssd_scan.SsdWeights(
+        -torch.rand(heads, device=device),
+        torch.ones(heads, device=device),
+        torch.zeros(heads, device=device),
+        (0, 9e9),
+    )
+    gate, last = wide[:, 2:-3], kind == "norm, gate last"
+    norm = None if kind == "gate" else torch.randn(heads * size, device=device)
+    squares = torch.full((n, heads, ssd_scan.num_pieces(size)), 7777.0, device=device)
+    after = ssd_scan.Gated(gate, norm, last, None if norm is None else squares)
+    pool = make_pool((heads, size, state), torch.float32, device)
+    pools, results = [pool.clone(), pool.clone()], torch.zeros(2, n, heads, size, device=device)
+    op(x, dt, b, c, weights, pools[0], step, results[0])
+    op(x, dt, b, c, weights, pools[1], step, results[1], after)
+    torch.testing.assert_close(pools[1], pools[0], rtol=0, atol=0)
+    plain, got = results[:, :num_real].flatten(2)
+    factor = functional.silu(gate[:num_real])
+    want = plain * factor * (1 if norm is None else norm)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    if norm is not None:
+        squared = (plain if last else plain * factor).square().view(num_real, heads, size)
+        parts = torch.stack([part.sum(-1) for part in squared.split(64, -1)], -1)
+        torch.testing.assert_close(squares[:num_real], parts, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("block_size", "rows"), CASES)
 @pytest.mark.parametrize("op", [selective_scan.selective_scan_torch, selective_scan.selective_scan_triton])
 def test_selective_scan(op, block_size, rows, device) -> None:

@@ -14,29 +14,30 @@ and the rest contiguous; a, d, dt_bias fp32 [H]; pool [num_rows, H, P, N] of any
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch.nn import functional
 
 from model_states.kernels.dispatch import use_triton
-from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.state_chunks import chunk_bounds, chunk_targets, row_chunks
 from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import CHUNK_SIZE, RecurrentStep
 from model_states_mamba.kernels.softplus import softplus
+from model_states_mamba.kernels.ssd_decode import ssd_decode_torch, ssd_decode_triton
+from model_states_mamba.kernels.ssd_parts import (
+    Gated,
+    SsdWeights,
+    by_head,
+    constants,
+    gate_arguments,
+    gate_torch,
+    gated,
+    num_pieces,
+    time_steps,
+)
+
+__all__ = ["Gated", "SsdWeights", "num_pieces", "ssd_scan", "ssd_scan_torch", "ssd_scan_triton"]
 
 # Of the Triton scan: twice as fast as 64 on an H200, for the same sums.
 _CHUNK = 32
-
-
-class SsdWeights(NamedTuple):
-    """Parameters of one layer, fp32 [H] each, and the limits of a time step."""
-
-    a: torch.Tensor
-    d: torch.Tensor
-    dt_bias: torch.Tensor
-    dt_limits: tuple[float, float]
 
 
 def ssd_scan_torch(
@@ -48,12 +49,28 @@ def ssd_scan_torch(
     pool: torch.Tensor,
     step: RecurrentStep,
     y: torch.Tensor,
+    after: Gated | None = None,
 ) -> None:
     """The chunked form above, row by row."""
     if step.is_decode:
-        _decode_torch(x, dt, b, c, weights, pool, step, y)
-        return
-    seconds = _time_steps(dt, weights)
+        ssd_decode_torch(x, dt, b, c, weights, pool, step, y)
+    else:
+        _scan_torch(x, dt, b, c, weights, pool, step, y)
+    if after is not None:
+        gate_torch(y, after)
+
+
+def _scan_torch(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: SsdWeights,
+    pool: torch.Tensor,
+    step: RecurrentStep,
+    y: torch.Tensor,
+) -> None:
+    seconds = time_steps(dt, weights)
     for source, chunks in step.chunks(CHUNK_SIZE):
         state = pool[source].float()
         for start, stop, targets in chunks:
@@ -72,7 +89,7 @@ def _chunk_torch(
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y and the state after the tokens of one chunk, both fp32."""
-    x, b, c = x.float(), _by_head(b, x.shape[1]), _by_head(c, x.shape[1])
+    x, b, c = x.float(), by_head(b, x.shape[1]), by_head(c, x.shape[1])
     decay = (seconds * weights.a).cumsum(0)  # [n, H]
     future = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
     between = (decay[:, None] - decay).masked_fill(future[..., None], -torch.inf).exp()
@@ -82,36 +99,6 @@ def _chunk_torch(
     left = (decay[-1] - decay).exp() * seconds
     state = state * decay[-1].exp()[:, None, None] + torch.einsum("thp,thn,th->hpn", x, b, left)
     return y, state
-
-
-def _decode_torch(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    weights: SsdWeights,
-    pool: torch.Tensor,
-    step: RecurrentStep,
-    y: torch.Tensor,
-) -> None:
-    """One token of each row, all rows at once."""
-    is_real = (step.final_rows > 0)[:, None, None]
-    seconds, x = _time_steps(dt, weights)[..., None], x.float()
-    b, c = _by_head(b, x.shape[1]), _by_head(c, x.shape[1])
-    state = pool[step.source_rows].float() * (seconds * weights.a[:, None]).exp()[..., None]
-    state += (seconds * x)[..., None] * b[:, :, None]
-    y.copy_((torch.einsum("thpn,thn->thp", state, c) + weights.d[:, None] * x) * is_real)
-    # Padding rows have row 0 as their target, which stays zero.
-    pool[step.final_rows] = (state * is_real[..., None]).to(pool.dtype)
-
-
-def _time_steps(dt: torch.Tensor, weights: SsdWeights) -> torch.Tensor:
-    return functional.softplus(dt.float() + weights.dt_bias).clamp(*weights.dt_limits)
-
-
-def _by_head(groups: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """[n, G, N] -> fp32 [n, H, N]."""
-    return groups.float().repeat_interleave(num_heads // groups.shape[1], 1)
 
 
 @triton.jit
@@ -134,6 +121,10 @@ def _ssd_scan_kernel(
     block_table,
     block_table_stride,
     y,
+    gate,
+    gate_stride,
+    norm_weight,
+    squares,
     x_stride,
     dt_stride,
     b_stride,
@@ -147,6 +138,9 @@ def _ssd_scan_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    GATE_LAST: tl.constexpr,
 ) -> None:
     row, head = tl.program_id(0), tl.program_id(1)
     start = tl.load(query_start_loc + row)
@@ -192,7 +186,12 @@ def _ssd_scan_kernel(
             ys = tl.dot(cs, tl.trans(state).to(cs.dtype), input_precision="ieee") * tl.exp(decay)[:, None]
             ys += tl.dot(gathered.to(xs.dtype), xs, input_precision="ieee")
             ys += skip * xs.to(tl.float32)
-            target = y + (token[:, None] * NUM_HEADS + head) * HEAD_SIZE + p[None, :]
+            at = head * HEAD_SIZE + p[None, :]
+            gate_at = gate + token[:, None] * gate_stride + at
+            weight_at = norm_weight + at + 0 * token[:, None]
+            squares_at = squares + (token * NUM_HEADS + head) * tl.num_programs(2) + tl.program_id(2)
+            ys = gated(ys, gate_at, weight_at, squares_at, has_x, has_t, HAS_GATE, HAS_NORM, GATE_LAST)
+            target = y + token[:, None] * (NUM_HEADS * HEAD_SIZE) + at
             tl.store(target, ys.to(y.dtype.element_ty), mask=has_x)
             left = bs.to(tl.float32) * (tl.exp(total - decay) * seconds)[:, None]
             state = state * tl.exp(total) + tl.dot(tl.trans(xs), left.to(xs.dtype), input_precision="ieee")
@@ -205,62 +204,6 @@ def _ssd_scan_kernel(
                 tl.store(pool + block * pool_stride + place, kept, mask=has_state)
 
 
-@triton.jit
-def _ssd_decode_kernel(
-    x,
-    dt,
-    b,
-    c,
-    a,
-    d,
-    dt_bias,
-    dt_low,
-    dt_high,
-    pool,
-    source_rows,
-    final_rows,
-    y,
-    x_stride,
-    dt_stride,
-    b_stride,
-    c_stride,
-    NUM_HEADS: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    STATE_SIZE: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PDL: tl.constexpr,
-) -> None:
-    if PDL:
-        gdc_launch_dependents()
-    # Neighbours are heads of one row, whose states are neighbours too.
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    group = head // (NUM_HEADS // NUM_GROUPS)
-    p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
-    n = tl.arange(0, BLOCK_N)
-    pool_stride = tl.full((), NUM_HEADS * HEAD_SIZE * STATE_SIZE, tl.int64)
-    source = tl.load(source_rows + row).to(tl.int64)
-    final = tl.load(final_rows + row).to(tl.int64)
-    # Nothing of a padding row is read or kept, and its y is zero.
-    has_p, has_n = p < tl.where(final > 0, HEAD_SIZE, 0), n < STATE_SIZE
-    has_state = has_p[:, None] & has_n[None, :]
-    place = (head * HEAD_SIZE + p[:, None]) * STATE_SIZE + n[None, :]
-    # The step before wrote the state: it may be read ahead of the convolution, which comes just before.
-    state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
-    raw = tl.load(dt + row * dt_stride + head, mask=final > 0, other=0.0).to(tl.float32)
-    seconds = tl.minimum(tl.maximum(softplus(raw + tl.load(dt_bias + head)), dt_low), dt_high)
-    xs = tl.load(x + row * x_stride + head * HEAD_SIZE + p, mask=has_p, other=0.0).to(tl.float32)
-    bs = tl.load(b + row * b_stride + group * STATE_SIZE + n, mask=has_n, other=0.0).to(tl.float32)
-    cs = tl.load(c + row * c_stride + group * STATE_SIZE + n, mask=has_n, other=0.0).to(tl.float32)
-    state = state * tl.exp(seconds * tl.load(a + head)) + (seconds * xs)[:, None] * bs[None, :]
-    tl.store(pool + final * pool_stride + place, state.to(pool.dtype.element_ty), mask=has_state)
-    ys = tl.sum(state * cs[None, :], 1) + tl.load(d + head) * xs
-    tl.store(y + (row * NUM_HEADS + head) * HEAD_SIZE + p, ys.to(y.dtype.element_ty), mask=p < HEAD_SIZE)
-
-
 def ssd_scan_triton(
     x: torch.Tensor,
     dt: torch.Tensor,
@@ -270,41 +213,16 @@ def ssd_scan_triton(
     pool: torch.Tensor,
     step: RecurrentStep,
     y: torch.Tensor,
-    shape: tuple[int, int, int] | None = None,
+    after: Gated | None = None,
 ) -> None:
-    """Launch one program for each row, head and piece of a head; it walks the row's chunks in order.
-
-    shape: tokens of a chunk, channels of a piece, and warps.
-    """
-    num_heads, head_size, state_size = pool.shape[1:]
-    most_tokens, most_channels, num_warps = shape or (_CHUNK, 64, 4)
-    inputs = (x, dt, b, c, weights.a, weights.d, weights.dt_bias, *weights.dt_limits, pool)
-    strides = (x.stride(0), dt.stride(0), b.stride(0), c.stride(0))
-    block_p = max(min(triton.next_power_of_2(head_size), most_channels), 16)
-    sizes = {
-        "NUM_HEADS": num_heads,
-        "NUM_GROUPS": b.shape[1],
-        "HEAD_SIZE": head_size,
-        "STATE_SIZE": state_size,
-        "BLOCK_P": block_p,
-        "BLOCK_N": max(triton.next_power_of_2(state_size), 16),
-    }
-    num_rows, num_pieces = len(step.seq_lens), triton.cdiv(head_size, block_p)
+    """Launch one program for each row, head and piece of a head; it walks the row's chunks in order."""
     if step.is_decode:
-        _ssd_decode_kernel[(num_heads, num_rows, num_pieces)](
-            *inputs,
-            step.source_rows,
-            step.final_rows,
-            y,
-            *strides,
-            num_warps=num_warps,
-            **sizes,
-            **programmatic_launch(x),
-        )
+        ssd_decode_triton(x, dt, b, c, weights, pool, step, y, after)
         return
-    chunk = min(most_tokens, step.block_size)
-    _ssd_scan_kernel[(num_rows, num_heads, num_pieces)](
-        *inputs,
+    num_heads, head_size = pool.shape[1:3]
+    chunk = min(_CHUNK, step.block_size)
+    _ssd_scan_kernel[(len(step.seq_lens), num_heads, num_pieces(head_size))](
+        *(x, dt, b, c, weights.a, weights.d, weights.dt_bias, *weights.dt_limits, pool),
         step.query_start_loc,
         step.seq_lens,
         step.source_rows,
@@ -313,12 +231,12 @@ def ssd_scan_triton(
         step.block_table,
         step.block_table.stride(0),
         y,
-        *strides,
+        *gate_arguments(x, after),
+        *(x.stride(0), dt.stride(0), b.stride(0), c.stride(0)),
         BLOCK_SIZE=step.block_size,
         CHUNK=chunk,
         BLOCK_T=max(chunk, 16),
-        num_warps=num_warps,
-        **sizes,
+        **constants(pool, b, after),
     )
 
 
@@ -331,7 +249,8 @@ def ssd_scan(
     pool: torch.Tensor,
     step: RecurrentStep,
     y: torch.Tensor,
+    after: Gated | None = None,
 ) -> None:
-    """Write `y`, and the states of the step to `pool`."""
+    """Write `y`, and the states of the step to `pool`; `after` says what follows y."""
     op = ssd_scan_triton if use_triton(x) else ssd_scan_torch
-    op(x, dt, b, c, weights, pool, step, y)
+    op(x, dt, b, c, weights, pool, step, y, after)
