@@ -3,7 +3,8 @@
     out[t, d] = act(bias[d] + sum_k weight[d, k] input[t - (W - 1) + k, d])
 
 where inputs before the row's first token come from the state that the row left, pool[source, W - 1 + i, d] for i < 0.
-act is SiLU or nothing; sums are fp32. x [num_tokens, D] with rows apart, weight [D, W], bias [D] or None, out
+act is SiLU or nothing; sums are fp32. x [num_tokens, D] with rows apart, weight [D, W] of any strides (channels beside
+each other are read faster), bias [D] or None, out
 [num_tokens, D]; pool [num_rows, W - 1, D] of any float dtype gives and takes states as `RecurrentStep` says. Rows of
 any length and any number of computed tokens. Padding tokens of out are left alone, or zero in a decode step.
 """
@@ -19,6 +20,7 @@ from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import RecurrentStep
 
 _BLOCK_T, _BLOCK_D = 16, 128
+_BLOCK_D_DECODE = 512
 
 
 def causal_conv_torch(
@@ -77,6 +79,8 @@ def _causal_conv_kernel(
     x,
     x_stride,
     weight,
+    d_stride,
+    k_stride,
     bias,
     pool,
     query_start_loc,
@@ -99,21 +103,22 @@ def _causal_conv_kernel(
     start = tl.load(query_start_loc + row)
     source = tl.load(source_rows + row).to(tl.int64)
     acc = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)
-    for k in tl.static_range(WIDTH):
-        token = tokens - (WIDTH - 1) + k
-        is_new = (is_real & (token >= start))[:, None] & (d < SIZE)
-        new = tl.load(x + token[:, None].to(tl.int64) * x_stride + d, mask=is_new, other=0.0)
-        factor = tl.load(weight + d * WIDTH + k, mask=d < SIZE, other=0.0).to(tl.float32)
-        acc += factor * new.to(tl.float32)
-    # Few tokens are so near to the start of their row that they see its state.
-    if tl.max((is_real & (tokens - (WIDTH - 1) < start)).to(tl.int32), 0) > 0:
-        for k in tl.static_range(WIDTH - 1):
+    x_at = x + tokens[:, None].to(tl.int64) * x_stride + d
+    weight_at = weight + d * d_stride
+    if tl.min((is_real & (tokens - (WIDTH - 1) >= start)).to(tl.int32), 0) > 0:
+        # Most tiles: all of their tokens are real, and see none that a state would have to hold.
+        for k in tl.static_range(WIDTH):
+            new = tl.load(x_at + (k - (WIDTH - 1)) * x_stride, mask=d < SIZE, other=0.0).to(tl.float32)
+            acc += new * tl.load(weight_at + k * k_stride, mask=d < SIZE, other=0.0).to(tl.float32)
+    else:
+        for k in tl.static_range(WIDTH):
             token = tokens - (WIDTH - 1) + k
+            is_new = (is_real & (token >= start))[:, None] & (d < SIZE)
             is_old = (is_real & (token < start))[:, None] & (d < SIZE)
+            new = tl.load(x_at + (k - (WIDTH - 1)) * x_stride, mask=is_new, other=0.0).to(tl.float32)
             place = source * (WIDTH - 1) + (WIDTH - 1) + token - start
-            old = tl.load(pool + place[:, None] * SIZE + d, mask=is_old, other=0.0)
-            factor = tl.load(weight + d * WIDTH + k, mask=d < SIZE, other=0.0).to(tl.float32)
-            acc += factor * old.to(tl.float32)
+            old = tl.load(pool + place[:, None] * SIZE + d, mask=is_old, other=0.0).to(tl.float32)
+            acc += (new + old) * tl.load(weight_at + k * k_stride, mask=d < SIZE, other=0.0).to(tl.float32)
     if HAS_BIAS:
         acc += tl.load(bias + d, mask=d < SIZE, other=0.0).to(tl.float32)
     if SILU:
@@ -186,6 +191,8 @@ def _decode_kernel(
     x,
     x_stride,
     weight,
+    d_stride,
+    k_stride,
     bias,
     pool,
     source_rows,
@@ -217,7 +224,8 @@ def _decode_kernel(
             value = tl.load(x + row * x_stride + d, mask=is_real, other=0.0)
         if k > 0:
             tl.store(pool + target + (k - 1) * SIZE + d, value.to(pool.dtype.element_ty), mask=is_real)
-        acc += value.to(tl.float32) * tl.load(weight + d * WIDTH + k, mask=inside, other=0.0).to(tl.float32)
+        at = weight + d * d_stride + k * k_stride
+        acc += value.to(tl.float32) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if SILU:
         acc = acc * tl.sigmoid(acc)
     tl.store(out + row * SIZE + d, tl.where(is_real, acc, 0.0).to(out.dtype.element_ty), mask=inside)
@@ -238,47 +246,48 @@ def causal_conv_triton(
     shape: tokens and channels of a program, and its warps, where tokens are not all of rows of their own.
     """
     size, width = weight.shape
-    bias_or_not = weight if bias is None else bias
-    flags = {"SIZE": size, "WIDTH": width, "BLOCK_D": _BLOCK_D}
-    act = {"HAS_BIAS": bias is not None, "SILU": silu}
-    num_rows, num_blocks = len(step.seq_lens), triton.cdiv(size, _BLOCK_D)
-    rows = (step.source_rows, step.final_rows)
+    given = (x, x.stride(0), weight, *weight.stride(), weight if bias is None else bias, pool)
+    flags = {"SIZE": size, "WIDTH": width, "HAS_BIAS": bias is not None, "SILU": silu}
+    num_rows = len(step.seq_lens)
     if step.is_decode:
-        _decode_kernel[(num_rows, num_blocks)](
-            x, x.stride(0), weight, bias_or_not, pool, *rows, out, **flags, **act, **programmatic_launch(x)
+        _decode_kernel[(num_rows, triton.cdiv(size, _BLOCK_D_DECODE))](
+            *given,
+            step.source_rows,
+            step.final_rows,
+            out,
+            **flags,
+            BLOCK_D=_BLOCK_D_DECODE,
+            **programmatic_launch(x),
         )
         return
     block_t, block_d, num_warps = shape or (_BLOCK_T, _BLOCK_D, 4)
     _causal_conv_kernel[(triton.cdiv(len(x), block_t), triton.cdiv(size, block_d))](
-        x,
-        x.stride(0),
-        weight,
-        bias_or_not,
-        pool,
+        *given,
         step.query_start_loc,
         step.source_rows,
         step.token_rows,
         out,
         len(x),
-        SIZE=size,
-        WIDTH=width,
+        **flags,
         BLOCK_T=block_t,
         BLOCK_D=block_d,
         num_warps=num_warps,
-        **act,
     )
-    _keep_states_kernel[(num_rows, num_blocks)](
+    _keep_states_kernel[(num_rows, triton.cdiv(size, _BLOCK_D))](
         x,
         x.stride(0),
         pool,
         step.query_start_loc,
         step.seq_lens,
-        *rows,
+        step.source_rows,
+        step.final_rows,
         step.scratch_rows,
         step.block_table,
         step.block_table.stride(0),
+        SIZE=size,
+        WIDTH=width,
         BLOCK_SIZE=step.block_size,
-        **flags,
+        BLOCK_D=_BLOCK_D,
     )
 
 

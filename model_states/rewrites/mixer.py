@@ -32,7 +32,8 @@ class Mixer(nn.Module, ABC):
     ) -> None:
         """conv: torch's depthwise convolution."""
         super().__init__()
-        self.conv_weight: torch.Tensor = conv.weight.squeeze(1)
+        # Stored tap by tap, since kernels take channels beside each other.
+        self.conv_weight: torch.Tensor = conv.weight.detach().squeeze(1).T.contiguous().T
         self.conv_bias: torch.Tensor | None = conv.bias
         self.qkv, self.out = qkv, out
         self.in_multiplier = in_multiplier

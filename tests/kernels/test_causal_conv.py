@@ -20,8 +20,8 @@ def test_equals_the_whole_convolution(op, block_size, rows, width, device) -> No
     step = make_step(rows, block_size, device)
     num_tokens = len(step.token_rows)
     x = torch.randn(num_tokens, 2 * size, device=device)[:, size:]  # tokens apart
-    weight, bias = torch.randn(size, width, device=device), torch.randn(size, device=device)
-    bias = bias if silu else None
+    weight, bias = torch.randn(width, size, device=device).T, torch.randn(size, device=device)
+    bias, weight = (bias, weight) if silu else (None, weight.contiguous())  # taps apart, or channels
     pool = make_pool((width - 1, size), torch.float32, device)
     before = pool.clone()
     out = torch.full((num_tokens, size), 7777.0, device=device)
