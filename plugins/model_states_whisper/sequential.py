@@ -109,7 +109,8 @@ class SequentialWindows:
         pieces, is_open = self._decoder.split(decoded.token_ids, num_frames // _FRAMES_PER_POSITION)
         self._segments += self._maker.make(seek * self._config.hop_length, pieces, decoded)
         self._previous.add(decoded, pieces)
-        return _FRAMES_PER_POSITION * pieces[-1].end if is_open else num_frames
+        said = _FRAMES_PER_POSITION * pieces[-1].end
+        return said if is_open and said > 0 else num_frames
 
     def _seconds(self, frame: int) -> float:
         return frame * self._config.hop_length / self._config.sampling_rate

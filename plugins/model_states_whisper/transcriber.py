@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from model_states.speech import Transcript, TranscriptionOptions
 from model_states_whisper.features import LogMel
+from model_states_whisper.parallel import ParallelWindows
 from model_states_whisper.segment_maker import SegmentMaker
 from model_states_whisper.sequential import PreviousText, SequentialWindows
 from model_states_whisper.window_decoder import WindowDecoder
@@ -54,6 +55,10 @@ class WhisperTranscriber:
         maker = SegmentMaker(
             len(audio), config.sampling_rate, position_samples, self._tokens.end_id, tokenizer
         )
+        if options.windows == "parallel":
+            initial = initial[-self._room :]
+            windows = ParallelWindows(audio, config, decoder, initial, maker, progress)
+            return windows.run(language)
         previous = PreviousText(
             initial,
             self._tokens.first_timestamp_id,
