@@ -24,7 +24,7 @@ except ImportError:
     AsyncCompileMode = None
 
 Job = Callable[[], Any]
-_MOST_SECONDS = 120  # that a forked process may take, whatever becomes of it
+_MOST_SECONDS = 60  # that a forked process may take, whatever becomes of it
 
 
 def can_compile_ahead() -> bool:
@@ -82,7 +82,10 @@ def in_processes(jobs: Sequence[Job]) -> None:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(cores, len(jobs))
-    processes = [_fork(jobs[first::count]) for first in range(count)]
+    processes: list[int] = []
+    with suppress(OSError):  # no memory, or no more processes
+        for first in range(count):
+            processes.append(_fork(jobs[first::count]))
     for process in processes:
         with suppress(ChildProcessError):  # somebody else has waited for it
             os.waitpid(process, 0)

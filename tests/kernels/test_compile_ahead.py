@@ -104,6 +104,19 @@ def test_a_process_that_dies_leaves_its_kernels_to_this_one(tmp_path: Path) -> N
     assert all(future.result(0) > 0 for future in futures[1:])
 
 
+def test_a_machine_that_forks_no_more_compiles_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    compiler = compile_ahead.Compiler()
+    cache = Cache(tmp_path, compiler)
+    compiler.note(cache_hit=False)
+    futures = [compiler.submit(cache.job(name)) for name in "abc"]
+    compiler.finish()
+    assert {future.result(0) for future in futures} == {os.getpid()}
+
+
 def test_what_waits_is_given_up_with_an_error(tmp_path: Path) -> None:
     compiler = compile_ahead.Compiler()
     compiler.note(cache_hit=False)
