@@ -7,10 +7,10 @@ Every window is 30 s of features (noise: what is computed does not depend on the
 tokens are decoded greedily after a prompt of four, end ids ignored, by models of real shapes with random weights. Each
 figure is the median of `--repeats` runs after two that compile and record, or one of the ways that go on for longer.
 
-`--ways` says how the windows come: `batch`, all there at the start; `arriving`, four times as many, one by one at the
-rate that the batch reached; `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading, resampling and
-features, by as many processes as there are cores, whose start counts too. `--peers` runs transformers' `generate`
-after ours, on one fixed batch of the same windows.
+`--ways` says how the windows come: `batch`, all there at the start; `arriving`, four times as many (`--rounds`), one
+by one at the rate that the batch reached; `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading,
+resampling and features, by as many processes as there are cores, whose start counts too. `--peers` runs transformers'
+`generate` after ours, on one fixed batch of the same windows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,38 +61,45 @@ def make_features(model: str, windows: int, small: bool) -> torch.Tensor:
 
 
 @contextmanager
-def open_ours(model: str, windows: int, args: argparse.Namespace) -> Iterator[LLM]:
-    """An `LLM` with a slot for each window."""
+def open_ours(model: str, slots: int, args: argparse.Namespace) -> Iterator[LLM]:
+    """An `LLM` with a slot for each window of the largest row."""
     given = {"encoder_batch": args.encoder_batch, "encoder_ahead": args.encoder_ahead}
     options = {name: value for name, value in given.items() if value is not None}
     limit = MODELS[model]["max_target_positions"]
-    with open_llm(model, args.small, max_num_reqs=windows, max_model_len=limit, model_options=options) as llm:
+    with open_llm(model, args.small, max_num_reqs=slots, max_model_len=limit, model_options=options) as llm:
         yield llm
 
 
-def measure_ours(model: str, windows: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_ours(model: str, rows: Sequence[int], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A result for each number of windows and each way."""
+    with open_ours(model, max(rows), args) as llm:
+        for windows in rows:
+            for found in measure_ways(llm, make_features(model, windows, args.small), args):
+                yield {"engine": OURS, "windows": windows, **found}
+
+
+def measure_ways(llm: LLM, features: torch.Tensor, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A result for each way."""
-    features, num_tokens = make_features(model, windows, args.small), NUM_TOKENS[args.small]
+    windows, num_tokens = len(features), NUM_TOKENS[args.small]
     prompts = [{"prompt_token_ids": PROMPT, "model_inputs": {"input_features": one}} for one in features]
-    with open_ours(model, windows, args) as llm:
 
-        def batch() -> Count:
-            outputs = llm.generate(prompts, greedy(num_tokens))
-            return windows, sum(len(output.outputs[0].token_ids) for output in outputs)
+    def batch() -> Count:
+        outputs = llm.generate(prompts, greedy(num_tokens))
+        return windows, sum(len(output.outputs[0].token_ids) for output in outputs)
 
-        found = measure_one(batch, num_tokens, args.repeats)
-        yield {"way": "batch", **found}
-        rate = found["speed"] / WINDOW_SECONDS
-        if "arriving" in args.ways:
-            arriving = ArrivingWindows(llm, prompts, num_tokens, 4 * windows, rate)
-            yield {"way": "arriving", **measure_one(arriving.run, num_tokens, args.repeats, 1)}
-        if "wav" in args.ways:
-            with WavFiles(llm, PROMPT, num_tokens, windows, 4 * windows) as files:
-                yield {"way": "wav", **measure_one(files.run, num_tokens, args.repeats, 1)}
+    found = measure_one(batch, num_tokens, args.repeats)
+    yield {"way": "batch", **found}
+    count, rate = args.rounds * windows, found["speed"] / WINDOW_SECONDS
+    if "arriving" in args.ways:
+        arriving = ArrivingWindows(llm, prompts, num_tokens, count, rate)
+        yield {"way": "arriving", **measure_one(arriving.run, num_tokens, args.repeats, 1)}
+    if "wav" in args.ways:
+        with WavFiles(llm, PROMPT, num_tokens, windows, count) as files:
+            yield {"way": "wav", **measure_one(files.run, num_tokens, args.repeats, 1)}
 
 
-def measure_theirs(model: str, windows: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """transformers' plain `generate`, which is what its class for this model ends in."""
+def measure_theirs(model: str, rows: Sequence[int], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A result for each number of windows: transformers' plain `generate`, which its class for this model ends in."""
     from transformers import AutoConfig, GenerationMixin, WhisperForConditionalGeneration
 
     config = AutoConfig.for_model(**MODELS[model])
@@ -100,16 +108,23 @@ def measure_theirs(model: str, windows: int, args: argparse.Namespace) -> Iterat
         module = WhisperForConditionalGeneration._from_config(
             config, dtype=dtype, attn_implementation="sdpa"
         ).eval()
-    features, num_tokens = make_features(model, windows, args.small), NUM_TOKENS[args.small]
+    num_tokens = NUM_TOKENS[args.small]
 
-    def transcribe() -> Count:
-        ids = torch.tensor([PROMPT] * windows, device=device)
+    def transcribe(features: torch.Tensor) -> Count:
+        ids = torch.tensor([PROMPT] * len(features), device=device)
         limits = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "eos_token_id": None}
         inputs = {"input_features": features.to(dtype), "decoder_input_ids": ids}
         out = GenerationMixin.generate(module, **inputs, do_sample=False, num_beams=1, **limits)
-        return windows, int(out[:, len(PROMPT) :].numel())
+        return len(features), int(out[:, len(PROMPT) :].numel())
 
-    yield {"way": "batch", **measure_one(transcribe, num_tokens, args.repeats)}
+    for windows in rows:
+        run = partial(transcribe, make_features(model, windows, args.small))
+        yield {
+            "engine": THEIRS,
+            "windows": windows,
+            "way": "batch",
+            **measure_one(run, num_tokens, args.repeats),
+        }
 
 
 def measure_one(run: Callable[[], Count], num_tokens: int, repeats: int, warm_ups: int = 2) -> dict[str, Any]:
@@ -125,15 +140,13 @@ def measure_one(run: Callable[[], Count], num_tokens: int, repeats: int, warm_up
 
 def measure(args: argparse.Namespace) -> Report:
     """Every number of windows by every engine."""
-    results = []
-    engines = {OURS: measure_ours, **({THEIRS: measure_theirs} if args.peers else {})}
-    for windows in args.windows or WINDOWS[args.model]:
-        for engine, measure_engine in engines.items():
-            with torch.inference_mode():
-                for found in measure_engine(args.model, windows, args):
-                    results.append({"engine": engine, "windows": windows, **found})
-                    print(f"{_label(results[-1])}, {windows} at once: {found['speed']:,.0f} s/s", flush=True)
-            free_memory()
+    results, rows = [], args.windows or WINDOWS[args.model]
+    for measure_engine in (measure_ours, measure_theirs) if args.peers else (measure_ours,):
+        with torch.inference_mode():
+            for found in measure_engine(args.model, rows, args):
+                results.append(found)
+                print(f"{_label(found)}, {found['windows']} at once: {found['speed']:,.0f} s/s", flush=True)
+        free_memory()
     return {"results": results}
 
 
@@ -178,6 +191,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--encoder-ahead", type=int, help="encoder runs beside the steps (default: the component's own)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        metavar="N",
+        help="times the windows at once, of ways that go on (default: 4)",
     )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["batch"], help="see above")
     small = parser.parse_known_args(argv)[0].small
