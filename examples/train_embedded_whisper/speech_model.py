@@ -1,6 +1,7 @@
 """The model's configuration, a forward for training over transformers' modules, and the losses."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -38,8 +39,15 @@ def build_config() -> WhisperConfig:
     )
 
 
-def build_model() -> WhisperForConditionalGeneration:
-    """Random weights, but for timestamps: each starts as the encoder's embedding of the position that it names."""
+def build_model(init: Path | None = None) -> WhisperForConditionalGeneration:
+    """The weights of a checkpoint; without one random, but for timestamps.
+
+    Each timestamp starts as the encoder's embedding of the position that it names.
+    """
+    if init:
+        model = WhisperForConditionalGeneration.from_pretrained(init, dtype=torch.float32)
+        model.model.encoder.embed_positions.weight.requires_grad_(False)
+        return model
     model = WhisperForConditionalGeneration._from_config(build_config(), dtype=torch.float32)
     positions = model.model.encoder.embed_positions.weight
     with torch.no_grad():

@@ -22,7 +22,7 @@ import transformers
 from clip_pool import CHUNK_BYTES, ClipPool, move
 from clips import Chunk, chunks, clips, start_workers
 from speech_model import IGNORED, Losses, Trainee, build_model, decode, encode
-from transformers import GenerationConfig, WhisperForConditionalGeneration
+from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperTokenizer
 from vocabulary import build_tokenizer, generation_config, save_tokenizer
 from windows import WindowMaker, Windows, WindowShape
 
@@ -40,6 +40,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--short-rows", type=int, default=512, help="windows of 6 s in a batch")
     parser.add_argument("--whole-rows", type=int, default=96, help="windows of 30 s in a batch")
     parser.add_argument("--lr", type=float, default=1.5e-3)
+    parser.add_argument("--init", type=Path, help="checkpoint to go on from, on windows of 30 s only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--pool-gb", type=float, default=12.0, help="device memory for speech")
@@ -145,17 +146,20 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.device = args, device
         self._started = time.perf_counter()
-        self.tokenizer = build_tokenizer(args.seed)
+        init = args.init
+        self.tokenizer = WhisperTokenizer.from_pretrained(init) if init else build_tokenizer(args.seed)
         self.feeder = Feeder(args.seed, args.workers, self.tokenizer)
         num_chunks = max(1, int(args.pool_gb * 1e9 / CHUNK_BYTES))
         self.pool = ClipPool(num_chunks, device)
         torch.manual_seed(args.seed)
-        self.trainee = Trainee(build_model(), args.compile).to(device)
+        self.trainee = Trainee(build_model(args.init), args.compile).to(device)
         self.optimizer = build_optimizer(self.trainee, args.lr)
         short, whole = WindowShape(args.short_rows, 300, 4, 96), WindowShape(args.whole_rows, 1500, 14, 448)
         self.short, self.whole = WindowMaker(self.pool, short), WindowMaker(self.pool, whole)
         self.heldout = self._draw_heldout((short, whole))
         self.seconds_heard = 0.0
+        # The head that names a tick's token is not kept, so who goes on from a checkpoint does without.
+        self.short_share, self.frame_weight = (0.0, 0.0) if init else (SHORT_SHARE, FRAME_WEIGHT)
 
     def run(self) -> dict:
         """Train, and return what was done."""
@@ -182,13 +186,13 @@ class Trainer:
     def step(self, progress: Progress) -> Losses:
         """One batch: losses, gradients, update."""
         self.feeder.poll()
-        maker = self.short if progress.share < SHORT_SHARE else self.whole
+        maker = self.short if progress.share < self.short_share else self.whole
         for group in self.optimizer.param_groups:
             group["lr"] = progress.learning_rate(self.args.lr)
         windows = maker.draw()
         with torch.autocast(self.device.type, torch.bfloat16):
             losses = self.trainee(windows)
-        (losses.text + ATTENTION_WEIGHT * losses.attention + FRAME_WEIGHT * losses.frames).backward()
+        (losses.text + ATTENTION_WEIGHT * losses.attention + self.frame_weight * losses.frames).backward()
         torch.nn.utils.clip_grad_norm_(self.trainee.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -196,8 +200,8 @@ class Trainer:
         return Losses(*(loss.detach() for loss in losses))
 
     def _warm_up(self) -> None:
-        """Run both shapes once, so that compiling them takes no time of the schedule."""
-        for maker in (self.short, self.whole):
+        """Run each shape once, so that compiling it takes no time of the schedule."""
+        for maker in (self.short, self.whole) if self.short_share else (self.whole,):
             started = time.perf_counter()
             with torch.autocast(self.device.type, torch.bfloat16):
                 losses = self.trainee(maker.draw())
@@ -258,7 +262,7 @@ def main() -> None:
     print(f"ready after {time.perf_counter() - started:.1f}s", flush=True)
     report = trainer.run()
     report |= {
-        "command": "python train.py " + " ".join(["--out OUT", *_without_out(sys.argv[1:])]),
+        "command": " ".join(["python train.py", *_without_paths(sys.argv[1:])]),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -270,10 +274,10 @@ def main() -> None:
     print(json.dumps(report, indent=1), flush=True)
 
 
-def _without_out(argv: list[str]) -> Iterator[str]:
-    """The arguments without the output folder, whose name is nobody's business."""
-    position = argv.index("--out")
-    return iter(argv[:position] + argv[position + 2 :])
+def _without_paths(argv: list[str]) -> Iterator[str]:
+    """The arguments without the folders' names, which are nobody's business."""
+    for before, argument in itertools.pairwise(["", *argv]):
+        yield {"--out": "OUT", "--init": "INIT"}.get(before, argument)
 
 
 if __name__ == "__main__":
