@@ -45,10 +45,14 @@ def segment_times(recordings: list[Recording], segments: list[list[dict]]) -> di
 
 
 def word_times(tokenizer: Any, segments: list[dict]) -> list[tuple[str, float, float]]:
-    """Words of a transcript with their times: a token's time is its end, so a word starts at the one before."""
+    """Words of a transcript with their times: a token's time is its end, so a word starts at the one before.
+
+    The path of the time warping starts at 0, in silence or not; a word starts in its segment.
+    """
     words: list[tuple[str, float, float]] = []
     for segment in segments:
-        times, before = segment["token_timestamps"].tolist(), float(segment["start"])
+        start = before = float(segment["start"])
+        times = segment["token_timestamps"].tolist()
         for token, time_ in zip(segment["tokens"].tolist(), times, strict=True):
             if token < END_ID:
                 text = tokenizer.decode([token])
@@ -56,7 +60,7 @@ def word_times(tokenizer: Any, segments: list[dict]) -> list[tuple[str, float, f
                     words.append((text.strip(), before, time_))
                 else:
                     words[-1] = (words[-1][0] + text, words[-1][1], time_)
-            before = time_
+            before = max(start, time_)
     return words
 
 
