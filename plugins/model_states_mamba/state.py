@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -65,7 +67,8 @@ class MambaState(ModelState):
         model = load_transformers_model(config, attn_implementation=ATTN_IMPLEMENTATION)
         self.model = TransformersModel(model)
         refuse_batch_dependent_rope(self.model.architecture, self.model.config, config.max_model_len)
-        calls = self.model.attention_calls(every_layer=False)
+        with _without_advice():
+            calls = self.model.attention_calls(every_layer=False)
         mixers = replace_mixers(model, MIXERS)
         if not mixers:
             raise UnsupportedModelError(f"{self.model.architecture} has no mixer that this model state knows")
@@ -85,6 +88,11 @@ class MambaState(ModelState):
         if calls:
             self._attentions = _bind(self.model, calls, layers)
         self.vocab_size = self.model.vocab_size
+
+    @classmethod
+    def embedded_model(cls) -> Path | None:
+        """The small hybrid that ships with this plugin."""
+        return Path(__file__).parent / "embedded_model"
 
     def _fuse(self, calls: Sequence[AttentionCall], layers: Sequence[AttentionLayer]) -> None:
         """Run the whole model as one loop, if it is of a known form; else fuse the parts that are known."""
@@ -110,6 +118,17 @@ class MambaState(ModelState):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab_size] of hidden_states [n, hidden]."""
         return self.model.compute_logits(hidden_states)
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Leave out transformers' advice to install faster kernels for mixers that are about to be replaced."""
+    log = logging.getLogger("transformers.integrations.hub_kernels")
+    disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = disabled
 
 
 class _Attention:

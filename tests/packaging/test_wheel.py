@@ -79,10 +79,11 @@ def test_wheel_holds_every_source_and_data_file(wheel):
                 assert path.relative_to(package.parent).as_posix() in names
 
 
-def test_wheel_holds_the_embedded_model(wheel):
+@pytest.mark.parametrize("plugin", ["decoder", "mamba"])
+def test_wheel_holds_the_embedded_model(wheel, plugin):
     names = set(zipfile.ZipFile(wheel).namelist())
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
-        assert f"model_states_decoder/embedded_model/{file}" in names
+        assert f"model_states_{plugin}/embedded_model/{file}" in names
 
 
 def test_installed_wheels_are_found_through_their_entry_points(installed, tmp_path):
