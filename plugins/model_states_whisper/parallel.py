@@ -73,7 +73,8 @@ class ParallelWindows:
             if decoded.is_silent:
                 break
             pieces, _ = self._decoder.split(decoded.token_ids, (end - start) // self._position)
-            segments += self._maker.make(start, pieces, decoded)
+            prompt = self._decoder.prompt(language, timestamps=False)
+            segments += yield from self._maker.run(start, end - start, pieces, decoded, window, prompt)
             said = pieces[-1].end * self._position
             if not said or speech.seconds(start + said + self._trailing, end) < _MISSED:
                 break

@@ -91,7 +91,7 @@ class SequentialWindows:
                 place=f"the window at {self._seconds(seek):.2f} s",
             )
             decoded = yield from self._decoder.decode(window)
-            seek += self._take(decoded, seek)
+            seek += yield from self._take(decoded, seek, window)
             self._progress(min(self._seconds(seek), self._maker.duration))
         self._progress(self._maker.duration)
         return self._maker.transcript(self._segments, language)
@@ -101,13 +101,18 @@ class SequentialWindows:
         frames = self._features[:, seek : seek + self._config.num_frames]
         return {"input_features": frames, "key": f"{self._name}/{seek}"}
 
-    def _take(self, decoded: DecodedWindow, seek: int) -> int:
+    def _take(
+        self, decoded: DecodedWindow, seek: int, window: WindowInput
+    ) -> Generator[Sequence[Any], Sequence[Any], int]:
         """Keep what the window at `seek` says; gives the frames that are done with."""
         num_frames: int = min(self._config.num_frames, self._features.shape[1] - seek)
         if decoded.is_silent:
             return num_frames
         pieces, is_open = self._decoder.split(decoded.token_ids, num_frames // _FRAMES_PER_POSITION)
-        self._segments += self._maker.make(seek * self._config.hop_length, pieces, decoded)
+        hop_length, prompt = self._config.hop_length, self._decoder.prompt(window.language, timestamps=False)
+        self._segments += yield from self._maker.run(
+            seek * hop_length, num_frames * hop_length, pieces, decoded, window, prompt
+        )
         self._previous.add(decoded, pieces)
         said = _FRAMES_PER_POSITION * pieces[-1].end
         return said if is_open and said > 0 else num_frames

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from model_states.speech import Transcript, TranscriptionOptions
+from model_states_whisper.alignment import WordAligner
 from model_states_whisper.features import LogMel
 from model_states_whisper.parallel import ParallelWindows
 from model_states_whisper.segment_maker import SegmentMaker
@@ -28,6 +30,7 @@ class WhisperTranscriber:
     """Long audio in windows, as `TranscriptionOptions.windows` says."""
 
     def __init__(self, state: WhisperState) -> None:
+        self._state = state
         self._tokens, self._vocab_size = state.tokens, state.vocab_size
         self._config = state.encoder.features
         self._log_mel = LogMel(self._config, state.config.device)
@@ -38,6 +41,10 @@ class WhisperTranscriber:
     def sampling_rate(self) -> int:
         """See `model_states.tasks.Transcriber`."""
         return self._config.sampling_rate
+
+    @cached_property
+    def _aligner(self) -> WordAligner:
+        return WordAligner(self._state)
 
     def transcribe(
         self, audio: Samples, options: TranscriptionOptions, tokenizer: Any, progress: Progress
@@ -53,7 +60,12 @@ class WhisperTranscriber:
         config = self._config
         position_samples = _FRAMES_PER_POSITION * config.hop_length
         maker = SegmentMaker(
-            len(audio), config.sampling_rate, position_samples, self._tokens.end_id, tokenizer
+            len(audio),
+            config.sampling_rate,
+            position_samples,
+            self._tokens.end_id,
+            tokenizer,
+            self._aligner if options.word_timestamps else None,
         )
         if options.windows == "parallel":
             initial = initial[-self._room :]

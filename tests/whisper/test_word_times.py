@@ -184,6 +184,29 @@ def test_segments_are_given_their_words_as_part_of_a_program(
         assert [_times(segment.words) for segment in found[index]] == [*map(_times, expected[index])]
 
 
+@pytest.mark.parametrize("windows", ["sequential", "parallel"])
+def test_transcripts_have_words_where_they_are_asked_for(
+    windows: str, checkpoint: tuple[str, Any], tmp_path: Path, drained: Drained
+) -> None:
+    save_word_model(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    llm = _open(str(tmp_path), drained)
+    audio = np.random.default_rng(5).normal(0.0, 0.2, 3 * 6400 + 900).astype(np.float32)
+    audio[6000:8000] *= 1e-3  # a pause, by which speech is told from noise
+    options: Any = {"language": "en", "windows": windows, "temperatures": (0.0,), "no_speech_threshold": None}
+    (plain,) = llm.transcribe(audio, **options)
+    (found,) = llm.transcribe(audio, word_timestamps=True, **options)
+    assert all(segment.words is None for segment in plain.segments)
+    assert [replace(segment, words=None) for segment in found.segments] == list(plain.segments)
+    last = 0.0
+    assert found.segments
+    for segment in found.segments:
+        assert "".join(word.text for word in segment.words) == segment.text
+        for word in segment.words:
+            assert max(last, segment.start) <= word.start <= word.end <= segment.end
+            last = word.end
+
+
 def test_kept_encoder_outputs_are_used_and_others_computed_again(
     checkpoint: tuple[str, Any], drained: Drained
 ) -> None:
