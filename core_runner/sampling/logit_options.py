@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from core_runner.sampling.option_rows import (
+    BITS_ROW,
     ENTRY_ROW,
     FREQUENCY,
     IS_END,
@@ -56,7 +57,7 @@ class LogitOptions:
         self._eos_token_ids = tuple(eos_token_ids)
         self._options: StagedTensor | None = None
         self._seen = SeenRows(vocab_size, device)
-        self._masks, self._entries, self._words = (SlotRows(device) for _ in range(3))
+        self._masks, self._entries, self._entry_bits, self._words = (SlotRows(device) for _ in range(4))
         self._uses_np: npt.NDArray[np.uint8] = np.zeros(max_num_reqs + 1, dtype=np.uint8)
         self._is_stale_np: npt.NDArray[np.bool_] = np.zeros(max_num_reqs + 1, dtype=np.bool_)
         self._num_entries_np: IntArray = np.zeros(max_num_reqs + 1, dtype=np.int32)
@@ -81,13 +82,13 @@ class LogitOptions:
 
     def remove(self, slot: int) -> None:
         """Give back the rows of `slot`. Its options stay on the device until the next `add` writes all of them."""
-        for rows in (self._seen, self._masks, self._entries, self._words):
+        for rows in (self._seen, self._masks, self._entries, self._entry_bits, self._words):
             rows.give_back(slot)
         self._uses_np[slot] = self._num_entries_np[slot] = self._num_words_np[slot] = 0
 
     def apply_staged_writes(self) -> None:
         """Bring what `add` wrote to the device, in stream order; nothing if there is nothing new."""
-        for rows in (self._masks, self._entries, self._words):
+        for rows in (self._masks, self._entries, self._entry_bits, self._words):
             rows.apply()
         if self._options is not None:
             self._options.apply()
@@ -107,8 +108,10 @@ class LogitOptions:
             history=self._history,
             options=self._table().tensor,
             seen=self._seen.tensor if uses & _PENALTIES else None,
+            seen_bits=self._seen.bits if uses & _PENALTIES else None,
             masks=self._masks.tensor if uses & _MASK else None,
             entries=self._entries.tensor if uses & _ENTRIES else None,
+            entry_bits=self._entry_bits.tensor if uses & _ENTRIES else None,
             words=self._words.tensor if uses & _WORDS else None,
             max_entries=int(self._num_entries_np[slots].max(initial=0)),
             max_words=int(self._num_words_np[slots].max(initial=0)),
@@ -135,10 +138,14 @@ class LogitOptions:
     def _set_mask(self, row: IntArray, slot: int, params: SamplingParams) -> int:
         if params.allowed_token_ids is None:
             return 0
-        allowed = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.bool_)
-        allowed[list(params.allowed_token_ids)] = True
-        row[MASK_ROW] = self._masks.put(slot, np.packbits(allowed, bitorder="little").view(np.int32))
+        row[MASK_ROW] = self._masks.put(slot, self._bits(params.allowed_token_ids))
         return _MASK
+
+    def _bits(self, ids: Sequence[int]) -> IntArray:
+        """Bit id % 32 of word id // 32 is set for each of `ids`."""
+        bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.bool_)
+        bits[list(ids)] = True
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _set_entries(self, row: IntArray, slot: int, params: SamplingParams) -> int:
         """Bias, bad words of one token and end ids, each id once, and only if it is allowed at all."""
@@ -157,6 +164,7 @@ class LogitOptions:
         pairs[:, 1] = np.array([bias.get(i, 0.0) for i in ids], dtype=np.float32).view(np.int32)
         row[MIN_TOKENS], row[NUM_ENTRIES] = params.min_tokens, len(ids)
         row[ENTRY_ROW] = self._entries.put(slot, pairs.reshape(-1))
+        row[BITS_ROW] = self._entry_bits.put(slot, self._bits(ids))
         return _ENTRIES
 
     def _set_words(self, row: IntArray, slot: int, params: SamplingParams) -> int:
@@ -190,5 +198,5 @@ def _default_row() -> IntArray:
     """Options of a slot that asks for nothing."""
     row = np.zeros(NUM_OPTIONS, dtype=np.int32)
     row.view(np.float32)[REPETITION] = 1.0
-    row[[SEEN_ROW, MASK_ROW, ENTRY_ROW, WORD_ROW]] = -1
+    row[[SEEN_ROW, MASK_ROW, ENTRY_ROW, BITS_ROW, WORD_ROW]] = -1
     return row

@@ -9,8 +9,10 @@ import torch
 
 # Columns of `OptionRows.options`. A row number of -1 says that the slot does not use the table.
 REPETITION, FREQUENCY, PRESENCE, MIN_TOKENS = 0, 1, 2, 3
-SEEN_ROW, NUM_COUNTED, MASK_ROW, ENTRY_ROW, NUM_ENTRIES, WORD_ROW, NUM_WORDS, PROCESSED = range(4, 12)
-NUM_OPTIONS = 12
+SEEN_ROW, NUM_COUNTED, MASK_ROW, ENTRY_ROW, NUM_ENTRIES, BITS_ROW, WORD_ROW, NUM_WORDS, PROCESSED = range(
+    4, 13
+)
+NUM_OPTIONS = 13
 
 # Added to an id of an entry that ends the request, and to a count of an id that the prompt holds.
 IS_END = 1 << 30
@@ -31,8 +33,10 @@ class OptionRows:
 
     options: int32 [R + 1, NUM_OPTIONS]; the first three columns are float32 in the same bits.
     seen: times the output holds each id, plus `IN_PROMPT` if the prompt does, int32 [rows, vocab_size].
+    seen_bits: bit id % 32 of word id // 32 is set where `seen` is not 0, int32 [rows, words]; stride as of `seen`.
     masks: bit id % 32 of word id // 32 is set where the id is allowed, int32 [rows, words].
     entries: pairs of an id (plus `IS_END`) and the float32 bits of its bias, each id once, int32 [rows, columns].
+    entry_bits: bit id % 32 of word id // 32 is set where the id has an entry, int32 [rows, words].
     words: columns at which each bad word starts, and where the last one ends; then their tokens; int32 [rows, columns].
     """
 
@@ -44,8 +48,10 @@ class OptionRows:
     history: TokenHistory
     options: torch.Tensor
     seen: torch.Tensor | None
+    seen_bits: torch.Tensor | None
     masks: torch.Tensor | None
     entries: torch.Tensor | None
+    entry_bits: torch.Tensor | None
     words: torch.Tensor | None
     max_entries: int  # of the batch
     max_words: int  # of the batch

@@ -8,12 +8,14 @@ from core_runner.sampling.kernels.bad_words import bad_words
 from core_runner.sampling.kernels.best_ids import best_ids
 from core_runner.sampling.kernels.grammar_mask import grammar_mask
 from core_runner.sampling.kernels.group_maxima import Groups, group_maxima, new_groups
-from core_runner.sampling.kernels.gumbel_argmax import gumbel_argmax, new_ladder
+from core_runner.sampling.kernels.gumbel_argmax import gumbel_argmax
+from core_runner.sampling.kernels.ladder import new_ladder
 from core_runner.sampling.kernels.logit_entries import logit_entries
 from core_runner.sampling.kernels.logprobs import logprobs
 from core_runner.sampling.kernels.noise import TARGET
 from core_runner.sampling.kernels.nucleus import nucleus
-from core_runner.sampling.kernels.penalties import count_tokens
+from core_runner.sampling.kernels.overlay import Overlay
+from core_runner.sampling.kernels.penalties import count_tokens, penalized_values
 from core_runner.sampling.kernels.processed_logits import processed_logits
 from core_runner.sampling.kernels.top_k_top_p import top_k_top_p
 from core_runner.sampling.kernels.working_logits import working_logits
@@ -59,18 +61,21 @@ class DefaultSampler:
             self._choose(logits, rows, batch.sampling_variant == "filtered", output)
             return output
         options, adjusted, groups = self._options(batch, num_logits), logits, None
+        overlay = None
         if num_logits:
             if options is not None:
-                adjusted = self._adjust(logits, batch, options)
+                overlay = self._lay_over(logits, batch, options)
+                if self._needs_copy(batch, options):
+                    adjusted, overlay = self._copy(logits, overlay), None
             if batch.grammar_mask is not None:
                 adjusted = self._mask(logits, adjusted, batch.grammar_mask)
             if self.processors is not None:
                 adjusted = self.processors.apply(logits, adjusted, batch)
             filters = bool(self.states.filters_np[batch.idx_mapping_np].any())
-            groups = self._choose(adjusted, rows, filters, output)
+            groups = self._choose(adjusted, rows, filters, output, overlay)
             if options is not None and options.any_processed:
                 self._process(adjusted, rows, options, groups if filters else None, output.token_ids)
-            if adjusted is not logits:
+            if options is not None or adjusted is not logits:
                 groups = None
         self._add_logprobs(logits, adjusted, batch, rows, options, groups, output)
         return output
@@ -88,16 +93,32 @@ class DefaultSampler:
         held = self.states.logit_options
         return None if held is None else held.rows(batch, num_logits)
 
-    def _adjust(self, logits: torch.Tensor, batch: InputBatch, options: OptionRows) -> torch.Tensor:
-        """A float32 copy of the logits [num_logits, vocab_size], changed as the slots of the rows ask."""
-        if options.seen is not None:
-            count_tokens(batch.idx_mapping, options.options, options.seen, options.history)
-        out = logits.new_empty((logits.shape[0], self.vocab_size), dtype=torch.float32)
-        working_logits(logits, self.vocab_size, options, out)
+    def _lay_over(self, logits: torch.Tensor, batch: InputBatch, options: OptionRows) -> Overlay:
+        """What penalties, bias, forbidden ids and minimum length make of the logits of the ids that they concern."""
+        has_values = options.seen is not None or options.entries is not None
+        columns = self.vocab_size if has_values else 0
+        out = logits.new_empty((logits.shape[0], columns), dtype=torch.float32)
+        if options.seen is not None and options.seen_bits is not None:
+            count_tokens(batch.idx_mapping, options.options, options.seen, options.seen_bits, options.history)
+            penalized_values(logits, self.vocab_size, options, out)
         if options.entries is not None:
             logit_entries(logits, options, out)
-        if options.words is not None:
-            bad_words(options, out)
+        return Overlay(out, options)
+
+    def _needs_copy(self, batch: InputBatch, options: OptionRows) -> bool:
+        """Whether something changes logits that an overlay does not hold."""
+        if options.words is not None or options.any_processed or batch.grammar_mask is not None:
+            return True
+        return self.processors is not None and self.processors.are_wanted(batch.idx_mapping_np)
+
+    def _copy(self, logits: torch.Tensor, overlay: Overlay) -> torch.Tensor:
+        """A float32 copy of the logits [num_logits, vocab_size], changed as the slots of the rows ask."""
+        out, rows = overlay
+        if not out.numel():
+            out = logits.new_empty((logits.shape[0], self.vocab_size), dtype=torch.float32)
+        working_logits(logits, self.vocab_size, Overlay(out, rows))
+        if rows.words is not None:
+            bad_words(rows, out)
         return out
 
     def _mask(self, logits: torch.Tensor, adjusted: torch.Tensor, mask: GrammarMask) -> torch.Tensor:
@@ -111,7 +132,12 @@ class DefaultSampler:
         return adjusted
 
     def _choose(
-        self, logits: torch.Tensor, rows: SamplingRows, filters: bool, output: SamplerOutput
+        self,
+        logits: torch.Tensor,
+        rows: SamplingRows,
+        filters: bool,
+        output: SamplerOutput,
+        overlay: Overlay | None = None,
     ) -> Groups:
         """Write the ids of all rows; returns what a pass over the logits left of each group of ids.
 
@@ -120,16 +146,16 @@ class DefaultSampler:
         """
         num_rows, vocab_size = logits.shape[0], self.vocab_size
         groups = new_groups(logits, vocab_size, filters)
-        group_maxima(logits, vocab_size, rows, TARGET, groups)
+        group_maxima(logits, vocab_size, rows, TARGET, groups, overlay)
         ids, failed = output.token_ids, output.failed
         if not filters:
-            gumbel_argmax(logits, vocab_size, rows, TARGET, groups, None, ids, failed)
+            gumbel_argmax(logits, vocab_size, rows, TARGET, groups, None, ids, failed, None, overlay)
             return groups
         thresholds = logits.new_empty(num_rows, dtype=torch.float32)
-        top_k_top_p(logits, vocab_size, rows, groups, False, thresholds)
+        top_k_top_p(logits, vocab_size, rows, groups, False, thresholds, overlay)
         ladder = new_ladder(num_rows, logits.device)
-        gumbel_argmax(logits, vocab_size, rows, TARGET, groups, thresholds, ids, failed, ladder)
-        nucleus(logits, vocab_size, rows, TARGET, groups, thresholds, ladder, ids)
+        gumbel_argmax(logits, vocab_size, rows, TARGET, groups, thresholds, ids, failed, ladder, overlay)
+        nucleus(logits, vocab_size, rows, TARGET, groups, thresholds, ladder, ids, overlay)
         return groups
 
     def _process(

@@ -84,24 +84,38 @@ class SlotRows:
 
 
 class SeenRows:
-    """Counts of the ids that a request holds, int32 [rows, vocab_size]; a row is zero when it is taken."""
+    """Counts of the ids that a request holds; a row is zero when it is taken.
+
+    tensor: int32 [rows, vocab_size]. bits: int32 [rows, words], in which bit id % 32 of word id // 32 is set where the
+    count is not 0, so that who passes over a vocabulary reads few counts. Both are views of one table.
+    """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._pool = RowPool()
         self._vocab_size, self._device = vocab_size, device
-        self.tensor: torch.Tensor | None = None
+        self._bits_at = -(-vocab_size // 4) * 4
+        self._table: torch.Tensor | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The counts; another tensor after each growth."""
+        return None if self._table is None else self._table[:, : self._vocab_size]
+
+    @property
+    def bits(self) -> torch.Tensor | None:
+        """Where the counts are not 0."""
+        return None if self._table is None else self._table[:, self._bits_at :]
 
     def take(self, slot: int) -> int:
         """Give `slot` a row; returns its number."""
         row = self._pool.take(slot)
-        if self.tensor is None or len(self.tensor) < self._pool.capacity:
-            old = self.tensor
-            self.tensor = torch.zeros(
-                (self._pool.capacity, self._vocab_size), dtype=torch.int32, device=self._device
-            )
+        if self._table is None or len(self._table) < self._pool.capacity:
+            old = self._table
+            columns = self._bits_at + -(-self._vocab_size // 128) * 4
+            self._table = torch.zeros((self._pool.capacity, columns), dtype=torch.int32, device=self._device)
             if old is not None:
-                self.tensor[: len(old)] = old
-        self.tensor[row].zero_()
+                self._table[: len(old)] = old
+        self._table[row].zero_()
         return row
 
     def give_back(self, slot: int) -> None:

@@ -39,9 +39,14 @@ def both(logits, vocab_size, params=OPTIONS, alone=ALONE):
     noisy = [row for row, p in enumerate(params) if p.temperature > 0]
     torch.testing.assert_close(got.holder_logits[noisy], expected.holder_logits[noisy], equal_nan=True)
     torch.testing.assert_close(got.sums[alone], expected.sums[alone], rtol=1e-5, atol=0, equal_nan=True)
+    good = ~expected.maxima.isnan().any(dim=1)
+    torch.testing.assert_close(got.parts[:, 0], expected.parts[:, 0], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got.parts[good, 1], expected.parts[good, 1], rtol=1e-5, atol=1e-6)
+    assert torch.equal(got.parts.view(torch.int32)[good, 2], expected.parts.view(torch.int32)[good, 2])
+    torch.testing.assert_close(got.parts[good, 3], expected.parts[good, 3], rtol=1e-5, atol=1e-5)
     without = run(op.group_maxima_triton, logits, vocab_size, params, filters=False)
-    for one, other in zip(without[:3], got, strict=False):
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    for one, other in zip(without[:3], got[:3], strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
     return got
 
 
@@ -75,6 +80,28 @@ def test_extreme_temperatures(device, temperature):
     logits = torch.tensor([[-3e4, 5.0, 6e4, -INF, 6e4]], device=device)
     got = both(logits, 5, [Params(temperature=temperature, top_p=0.5)], [0])
     assert float(got.sums[0, 0]) == (4.0 if temperature > 1 else 2.0)
+
+
+def test_parts_have_the_best_of_their_groups(device):
+    vocab_size = 64 * (op.PART + 3) - 5
+    logits = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(1)).to(device)
+    logits[2:4] = logits[2:4].round()
+    logits[4, torch.rand(vocab_size, generator=torch.Generator().manual_seed(2)) < 0.99] = -INF
+    params = [Params(temperature=t) for t in (0.0, 1.0, 0.0, 1.0, 40.0)]
+    got = both(logits, vocab_size, params, [])
+    for row in range(5):
+        for part, x in enumerate(logits[row].split(64 * op.PART)):
+            groups = slice(part * op.PART, (part + 1) * op.PART)
+            assert got.parts[row, 0, part] == x.max()
+            token_id = int(got.parts.view(torch.int32)[row, 2, part])
+            if params[row].temperature == 0:
+                assert (got.parts[row, 1, part], token_id) == (x.max(), part * 64 * op.PART + int(x.argmax()))
+                assert got.parts[row, 3, part] == -INF
+            else:
+                assert got.parts[row, 1, part] == got.holder_scores[row, groups].max()
+                if got.parts[row, 1, part] > -INF:
+                    assert got.holder_scores[row, token_id // 64] == got.parts[row, 1, part]
+                assert got.parts[row, 3, part] == got.other_bounds[row, groups].max()
 
 
 def test_holders_have_their_scores_and_other_ids_their_bound(device):

@@ -5,7 +5,9 @@ import torch
 from sampling_reference import GARBAGE, make_rows
 
 from core_runner.sampling.kernels import gumbel_argmax as op
-from core_runner.sampling.kernels.group_maxima import group_maxima_torch, new_groups
+from core_runner.sampling.kernels import ladder as ladder_module
+from core_runner.sampling.kernels.group_maxima import PART, group_maxima_torch, new_groups
+from core_runner.sampling.kernels.ladder import new_ladder
 from core_runner.sampling.kernels.noise import DRAFT, TARGET
 from core_runner.sampling_params import SamplingParams
 
@@ -65,8 +67,8 @@ def test_twins_agree(device, vocab_size, dtype):
 def test_twins_agree_under_thresholds_and_for_another_purpose(device):
     logits = padded_logits(1025, torch.float32, device)
     thresholds = logits[:, :1025].topk(5, dim=1).values[:, -1].contiguous()
-    target, _ = both(logits, 1025, rows_on(device), thresholds=thresholds, ladder=op.new_ladder(6, device))
-    ladder = op.new_ladder(6, device)
+    target, _ = both(logits, 1025, rows_on(device), thresholds=thresholds, ladder=new_ladder(6, device))
+    ladder = new_ladder(6, device)
     draft, _ = both(logits, 1025, rows_on(device), purpose=DRAFT, thresholds=thresholds, ladder=ladder)
     for row in range(6):
         assert logits[row, target[row]] >= thresholds[row]
@@ -142,33 +144,53 @@ def test_bounds_leave_out_nothing(device, temperature):
     assert int(got[5]) == 300
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+def test_several_parts(device, temperature):
+    """Rows of more groups than one program passes over."""
+    vocab_size = 64 * 2 * PART + 77
+    logits = 3 * torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(3)).to(device)
+    logits[1] = logits[1].round()
+    logits[2, :: 64 * 40] += 20.0
+    rows = make_rows([SamplingParams(temperature=temperature)] * 3, [5, 6, 7], device, [1, 2, 3])
+    both(logits, vocab_size, rows)
+
+
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 40.0])
-def test_ladders_agree(device, temperature):
-    """What each row would sample, then from the ids above that, and so on; some ladders end at the best logit."""
+@pytest.mark.parametrize("few", [0, 64])
+def test_ladders_agree(device, monkeypatch, temperature, few):
+    """Rows whose id is known to be the nucleus's have no rungs; the others have the twin's, but for those outside."""
+    monkeypatch.setattr(ladder_module, "_FEW", few)
     logits = hard_logits(device)
     logits[1, 7] = torch.nan
     params = [SamplingParams(temperature=temperature, top_p=0.9)] * 6
     thresholds = logits.nan_to_num().topk(400, dim=1).values[:, -1].contiguous()
-    rows = make_rows(params, POSITIONS, device, SEEDS)
-    expected, got = op.new_ladder(6, device), op.new_ladder(6, device)
-    for tensor in (*expected, *got):
-        tensor.fill_(GARBAGE)
-    run(op.gumbel_argmax_torch, logits, 500, rows, thresholds=thresholds, ladder=expected)
-    token_ids, failed = run(op.gumbel_argmax_triton, logits, 500, rows, thresholds=thresholds, ladder=got)
-    good = [0, 2, 3, 4, 5]
-    assert failed.tolist() == [row == 1 for row in range(6)]
-    torch.testing.assert_close(got.edge[good], expected.edge[good])
-    assert torch.equal(got.ids[good, 0].long(), token_ids[good])
-    assert got.ids[1, 0] == got.ids[5, 1] == -1
-    # The kernel may leave out what comes above a rung that is in the nucleus for certain.
-    left_out = got.ids == -1
-    assert torch.equal(got.ids[~left_out], expected.ids[~left_out])
-    assert torch.equal(got.logits[~left_out], expected.logits[~left_out])
-    assert (got.logits[left_out] == float("inf")).all()
-    for row in good:
-        weight = ((logits[row] - logits[row].max()).nan_to_num(0.0) / temperature).exp()
-        for rung in (got.ids[row] != -1).nonzero()[:, 0].tolist():
-            mass = weight[logits[row] > got.logits[row, rung]].sum()
-            if rung < 2 and got.ids[row, rung + 1] == -1:
-                assert mass < got.edge[row, 1]
-    assert int(left_out.sum()) < 15
+    good, num_climbing = [0, 2, 3, 4, 5], 0
+    for shift in range(4):
+        rows = make_rows(params, [shift + p for p in POSITIONS], device, SEEDS)
+        expected, got = new_ladder(6, device), new_ladder(6, device)
+        for tensor in (*expected, *got):
+            tensor.fill_(GARBAGE)
+        run(op.gumbel_argmax_torch, logits, 500, rows, thresholds=thresholds, ladder=expected)
+        token_ids, failed = run(op.gumbel_argmax_triton, logits, 500, rows, thresholds=thresholds, ladder=got)
+        assert failed.tolist() == [row == 1 for row in range(6)]
+        assert got.ids[1, 0] == got.ids[5, 1] == -1
+        torch.testing.assert_close(got.edge[good], expected.edge[good])
+        for row in good:
+            weight = ((logits[row] - logits[row].max()).nan_to_num(0.0) / temperature).exp()
+            rungs = [int(i) for i in expected.ids[row] if i >= 0]
+            inside = [bool(weight[logits[row] > logits[row, i]].sum() < got.edge[row, 1]) for i in rungs]
+            mine = [int(i) for i in got.ids[row] if i >= 0]
+            assert got.logits[row, : len(mine)].tolist() == logits[row, mine].tolist()
+            assert (got.logits[row, len(mine) :] == float("inf")).all()
+            if mine:
+                common = [i for i in rungs if i in mine]
+                assert common == mine[: len(common)]
+                last = rungs.index(common[-1]) if common else 0
+                assert not any(ok for i, ok in zip(rungs[:last], inside[:last], strict=True) if i not in mine)
+            else:
+                assert (
+                    next((i for i, ok in zip(rungs, inside, strict=True) if ok), token_ids[row])
+                    == token_ids[row]
+                )
+            num_climbing += bool(mine)
+    assert (num_climbing > 0) == (few == 0)

@@ -19,6 +19,7 @@ from core_runner.sampling.kernels import (
     top_k_top_p,
     working_logits,
 )
+from core_runner.sampling.kernels.overlay import overlaid_torch
 from core_runner.sampling_params import SamplingParams as Params
 
 EOS = (4, 9)
@@ -72,7 +73,12 @@ def make_logits(world, dtype=torch.float32, seed=0):
 def adjust(world, logits):
     batch = world.batch()
     options = world.options.rows(batch, world.num_logits)
-    return world.sampler._adjust(logits, batch, options)
+    overlay = world.sampler._lay_over(logits, batch, options)
+    before = overlaid_torch(logits, world.vocab_size, overlay).clone()
+    copy = world.sampler._copy(logits, overlay)
+    if options.words is None:
+        assert torch.equal(copy.nan_to_num(5e30), before.nan_to_num(5e30))
+    return copy
 
 
 def check_samples(world, logits):
@@ -230,9 +236,8 @@ def test_tables_grow_and_slots_change_hands(device):
 def launches(monkeypatch):
     """Names of the kernels that the sampler calls."""
     called = []
-    for module in KERNELS:
-        name = module.__name__.rpartition(".")[2]
-        name = "count_tokens" if name == "penalties" else name
+    names = [module.__name__.rpartition(".")[2] for module in KERNELS if module is not penalties]
+    for name in ("count_tokens", "penalized_values", *names):
         kernel = getattr(sampler_module, name)
 
         def tell(*args, kernel=kernel, name=name):
@@ -250,12 +255,12 @@ def launches(monkeypatch):
         ({"temperature": 0.0}, ["gumbel_argmax"]),
         ({"logprobs": 1}, ["gumbel_argmax", "logprobs"]),
         ({"top_k": 3}, ["top_k_top_p", "gumbel_argmax"]),
-        ({"min_tokens": 2}, ["working_logits", "logit_entries", "gumbel_argmax"]),
-        ({"logit_bias": {1: 1.0}}, ["working_logits", "logit_entries", "gumbel_argmax"]),
-        ({"bad_words": [[1]]}, ["working_logits", "logit_entries", "gumbel_argmax"]),
+        ({"min_tokens": 2}, ["logit_entries", "gumbel_argmax"]),
+        ({"logit_bias": {1: 1.0}}, ["logit_entries", "gumbel_argmax"]),
+        ({"bad_words": [[1]]}, ["logit_entries", "gumbel_argmax"]),
         ({"bad_words": [[1, 2]]}, ["working_logits", "bad_words", "gumbel_argmax"]),
-        ({"allowed_token_ids": [1]}, ["working_logits", "gumbel_argmax"]),
-        ({"presence_penalty": 1}, ["count_tokens", "working_logits", "gumbel_argmax"]),
+        ({"allowed_token_ids": [1]}, ["gumbel_argmax"]),
+        ({"presence_penalty": 1}, ["count_tokens", "penalized_values", "gumbel_argmax"]),
         (OPTIONS["processed"], ["working_logits", "gumbel_argmax", "processed_logits", "logprobs"]),
     ],
 )

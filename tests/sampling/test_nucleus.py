@@ -6,7 +6,8 @@ from sampling_reference import GARBAGE, make_rows
 
 from core_runner.sampling.kernels import nucleus as op
 from core_runner.sampling.kernels.group_maxima import group_maxima_torch, new_groups
-from core_runner.sampling.kernels.gumbel_argmax import gumbel_argmax_torch, new_ladder
+from core_runner.sampling.kernels.gumbel_argmax import gumbel_argmax_torch
+from core_runner.sampling.kernels.ladder import new_ladder
 from core_runner.sampling.kernels.noise import TARGET
 from core_runner.sampling.kernels.top_k_top_p import top_k_top_p_torch
 from core_runner.sampling_params import SamplingParams as Params
@@ -28,7 +29,7 @@ def both(logits, vocab_size, params, first_position=1):
     gumbel_argmax_torch(logits, vocab_size, rows, TARGET, thresholds, ids, failed, ladder)
     expected, got = ids.clone(), ids.clone()
     op.nucleus_torch(logits, vocab_size, rows, TARGET, expected)
-    masses = torch.full((n, 3, op.num_tiles(vocab_size)), float("nan"), device=device)
+    masses = torch.full((n, 3, groups.parts.shape[2]), float("nan"), device=device)
     chosen = torch.full_like(groups.maxima, GARBAGE, dtype=torch.int32)
     op.nucleus_triton(logits, vocab_size, rows, TARGET, groups, thresholds, ladder, got, masses, chosen)
     assert torch.equal(got, expected)

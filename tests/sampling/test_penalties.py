@@ -19,7 +19,7 @@ def count(request):
 
     def count_all(world):
         rows = world.options.rows(world.batch(), world.num_logits)
-        run(world.batch().idx_mapping, rows.options, rows.seen, world.history)
+        run(world.batch().idx_mapping, rows.options, rows.seen, rows.seen_bits, world.history)
 
     return count_all
 

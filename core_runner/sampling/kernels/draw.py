@@ -15,26 +15,12 @@ from typing import Any
 
 import torch
 
-from core_runner.sampling.kernels.group_maxima import collect, load_groups, load_row
-from core_runner.sampling.kernels.noise import GROUP, group_noise, gumbel_torch, gumbels
-from core_runner.sampling.rows import SamplingRows
+from core_runner.sampling.kernels.group_maxima import collect, load_groups, load_row, weights
+from core_runner.sampling.kernels.noise import GROUP, group_noise, gumbels
 from model_states.kernels.triton_import import tl, triton
 
 TILE = 2048 // GROUP  # groups whose ids are scored together
 _GROUP, _NO_ID = tl.constexpr(GROUP), tl.constexpr(2**31 - 1)
-
-
-def scores_torch(logits: torch.Tensor, vocab_size: int, rows: SamplingRows, purpose: int) -> torch.Tensor:
-    """Every id's score, float32 [n, vocab_size]; noise is drawn for the rows alone that need it on a CPU."""
-    scores = logits[:, :vocab_size].float()
-    temperature, seed = rows.temperature[rows.slots], rows.seed[rows.slots]
-    position = rows.sampled_positions()
-    if scores.is_cuda:  # asking would wait for the device
-        return scores + temperature[:, None] * gumbel_torch(seed, position, purpose, vocab_size)
-    noisy = temperature > 0
-    noise = gumbel_torch(seed[noisy], position[noisy], purpose, vocab_size)
-    # Not in place: float32 logits are the caller's own memory here.
-    return scores.index_put((noisy,), scores[noisy] + temperature[noisy, None] * noise)
 
 
 def first_best_torch(scores: torch.Tensor) -> torch.Tensor:
@@ -54,10 +40,10 @@ def _better(best, token_id, logit, score, ids, x) -> Any:
 
 @triton.jit
 def _score_groups(
-    base, vocab_size, chosen, start, count, above, threshold, temperature, seed, position, purpose, TILE
+    source, chosen, start, count, above, threshold, temperature, seed, position, purpose, TILE: tl.constexpr
 ) -> Any:
     """Best score, its id and logit in each of TILE of the chosen groups, vectors; -inf where there is none."""
-    groups, x = load_groups(base, vocab_size, chosen, start, count, TILE)
+    groups, x = load_groups(source, chosen, start, count, TILE)
     score = x
     if temperature > 0:
         score += temperature * gumbels(seed, position, groups, purpose, TILE)
@@ -70,42 +56,13 @@ def _score_groups(
 
 
 @triton.jit
-def load_scores(
+def draw(
+    source,
+    maxima,
     holder_scores,
     other_bounds,
     holder_logits,
-    maxima,
-    row,
     num_groups,
-    threshold,
-    HAS_LOGITS,
-    PADDED: tl.constexpr,
-) -> Any:
-    """Scores of the row's holders, bounds of other ids, and the holders' logits, [PADDED]; maxima: likewise.
-
-    -inf where the threshold drops them. HAS_LOGITS: whether there are logits of holders; else maxima take their place.
-    """
-    scores = load_row(holder_scores, row, num_groups, PADDED)
-    bounds = load_row(other_bounds, row, num_groups, PADDED)
-    held = maxima
-    if HAS_LOGITS:
-        held = load_row(holder_logits, row, num_groups, PADDED)
-    is_open = (maxima >= threshold) & (maxima > -float("inf"))
-    return (
-        tl.where(is_open & (held >= threshold), scores, -float("inf")),
-        tl.where(is_open, bounds, -float("inf")),
-        held,
-    )
-
-
-@triton.jit
-def draw(
-    base,
-    vocab_size,
-    maxima,
-    scores,
-    bounds,
-    held,
     chosen,
     above,
     threshold,
@@ -118,20 +75,60 @@ def draw(
 ) -> Any:
     """Best score of a row among ids with logit > above and >= threshold, its lowest id, and that id's logit.
 
-    A score of -inf, and any id and logit, where there is none. maxima and what `load_scores` gives [PADDED], of the
-    row; chosen: scratch for as many groups.
+    A score of -inf, and any id and logit, where there is none. source: as in `load_groups`; maxima [PADDED], of the
+    row, -inf in what is no group; chosen: scratch for as many groups.
     """
-    at = tl.arange(0, PADDED)
+    at, row = tl.arange(0, PADDED), source[1]
+    is_open = (maxima >= threshold) & (maxima > above)
     best, token_id, logit = tl.full((), -float("inf"), tl.float32), tl.full((), _NO_ID, tl.int32), above
     if temperature > 0:
-        scores = tl.where(held > above, scores, -float("inf"))
+        held = load_row(holder_logits, row, num_groups, PADDED)
+        scores = load_row(holder_scores, row, num_groups, PADDED)
+        scores = tl.where(is_open & (held >= threshold) & (held > above), scores, -float("inf"))
         best = tl.max(scores, axis=0)
         group = tl.min(tl.where((scores == best) & (scores > -float("inf")), at, PADDED), axis=0)
         _, _, holder = group_noise(seed, position, group, purpose)
         token_id = tl.where(group < PADDED, group * _GROUP + holder, _NO_ID)
         logit = tl.max(tl.where(at == group, held, -float("inf")), axis=0)
 
-    bounds = tl.where(maxima > above, bounds, -float("inf"))
+    bounds = tl.where(is_open, load_row(other_bounds, row, num_groups, PADDED), -float("inf"))
+    return look_into_groups(
+        source,
+        bounds,
+        best,
+        token_id,
+        logit,
+        chosen,
+        above,
+        threshold,
+        temperature,
+        seed,
+        position,
+        purpose,
+        PADDED,
+        TILE,
+    )
+
+
+@triton.jit
+def look_into_groups(
+    source,
+    bounds,
+    best,
+    token_id,
+    logit,
+    chosen,
+    above,
+    threshold,
+    temperature,
+    seed,
+    position,
+    purpose: tl.constexpr,
+    PADDED: tl.constexpr,
+    TILE: tl.constexpr,
+) -> Any:
+    """What `draw` gives, from the best of the holders and the bounds of other ids, [PADDED], -inf in closed groups."""
+    at = tl.arange(0, PADDED)
     wanted = (bounds >= best) & (bounds > -float("inf"))
     is_many = (tl.sum(wanted.to(tl.int32), axis=0) > TILE) | (temperature <= 0)
     # One group first, if there are many: what it gives leaves few. Without noise it has the answer.
@@ -147,8 +144,7 @@ def draw(
             count = collect(chosen, wanted & (bounds >= best), PADDED)
         for start in range(0, count, TILE):
             score, ids, x = _score_groups(
-                base,
-                vocab_size,
+                source,
                 chosen,
                 start,
                 count,
@@ -162,3 +158,14 @@ def draw(
             )
             best, token_id, logit = _better(best, token_id, logit, score, ids, x)
     return best, token_id, logit
+
+
+@triton.jit
+def mass_above(source, maxima, chosen, above, best, scale, PADDED: tl.constexpr, TILE: tl.constexpr) -> Any:
+    """Sum of the weights of the logits > above of a row, of which some groups have one; arguments as of `draw`."""
+    count = collect(chosen, maxima > above, PADDED)
+    masses = tl.zeros((TILE, _GROUP), tl.float32)
+    for start in range(0, count, TILE):
+        _, x = load_groups(source, chosen, start, count, TILE)
+        masses += tl.where(x > above, weights(x, best, scale), 0.0)
+    return tl.sum(tl.sum(masses, axis=1), axis=0)

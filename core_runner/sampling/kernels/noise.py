@@ -143,17 +143,32 @@ def exponential(word) -> Any:
 
 
 @triton.jit
-def group_noise(seed, position, groups, purpose: tl.constexpr) -> Any:
-    """`least`, `gap` and `holder` of some groups of one row: int32 [n] -> float32 [n], float32 [n], int32 [n]."""
-    index = (groups // 2).to(tl.uint32) + tl.full((), _FROM, tl.uint32)
-    w0, w1, w2, w3 = noise_words(seed, position, index, purpose)
-    a, b = tl.where(groups % 2 == 0, w0, w2), tl.where(groups % 2 == 0, w1, w3)
+def _from_words(a, b) -> Any:
+    """`least`, `gap` and `holder` of groups by their two words."""
     holder = b % _SIZE
     return (
         exponential(a) * (1.0 / _SIZE),
         exponential(b - holder + _SIZE // 2) * _INVERSE,
         holder.to(tl.int32),
     )
+
+
+@triton.jit
+def group_noise(seed, position, groups, purpose: tl.constexpr) -> Any:
+    """`least`, `gap` and `holder` of some groups of one row: int32 [n] -> float32 [n], float32 [n], int32 [n]."""
+    index = (groups // 2).to(tl.uint32) + tl.full((), _FROM, tl.uint32)
+    w0, w1, w2, w3 = noise_words(seed, position, index, purpose)
+    a, b = tl.where(groups % 2 == 0, w0, w2), tl.where(groups % 2 == 0, w1, w3)
+    return _from_words(a, b)
+
+
+@triton.jit
+def pair_noise(seed, position, pairs, purpose: tl.constexpr, NUM: tl.constexpr) -> Any:
+    """`group_noise` of groups 2 * pairs and 2 * pairs + 1, side by side, of one draw: int32 [NUM] -> [2 * NUM] each."""
+    index = pairs.to(tl.uint32) + tl.full((), _FROM, tl.uint32)
+    w0, w1, w2, w3 = noise_words(seed, position, index, purpose)
+    a, b = tl.reshape(tl.join(w0, w2), (2 * NUM,)), tl.reshape(tl.join(w1, w3), (2 * NUM,))
+    return _from_words(a, b)
 
 
 @triton.jit

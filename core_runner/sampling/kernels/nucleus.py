@@ -12,49 +12,51 @@ rungs takes one look at the groups that have a logit above the first. A row whos
 
 Rows that top-p alone filters; others keep their token id. logits [n, >= vocab_size] (any float type, strided rows),
 groups as `group_maxima` leaves them, thresholds float32 [n] and ladder as in `gumbel_argmax`, token_ids int64 [n],
-masses: scratch, float32 [n, RUNGS, tiles], chosen: scratch, int32 like the groups.
+masses: scratch, float32 [n, RUNGS, parts], chosen: scratch, int32 like the groups.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from core_runner.sampling.kernels.draw import TILE, draw, first_best_torch, load_scores, scores_torch
+from core_runner.sampling.kernels.draw import TILE, draw, first_best_torch, mass_above
 from core_runner.sampling.kernels.group_maxima import (
+    PART,
+    PART_VALUES,
     Groups,
     load_row,
     log2_scale,
-    num_groups,
+    scores_torch,
     top_p_alone,
     weights,
 )
-from core_runner.sampling.kernels.gumbel_argmax import RUNGS, Ladder
+from core_runner.sampling.kernels.ladder import RUNGS, Ladder
 from core_runner.sampling.kernels.noise import GROUP
+from core_runner.sampling.kernels.overlay import Overlay, kernel_argument, overlaid, overlaid_torch
 from core_runner.sampling.kernels.top_k_top_p import top_k_top_p_torch
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-_TILE, _TILES = 4096 // GROUP, 8  # groups whose mass is summed together, and how often a program does that
-_BLOCK = 4096  # ids of a row that goes on alone whose mass is summed together
+MASSES_WARPS, SPAN, MASSES_REGISTERS, MASKED = 4, 2, None, True
+NUCLEUS_WARPS = 8
 _GROUP = tl.constexpr(GROUP)
 
 
-def num_tiles(vocab_size: int) -> int:
-    """Columns of `masses`."""
-    return -(-num_groups(vocab_size) // (_TILE * _TILES)) * _TILES
-
-
 def nucleus_torch(
-    logits: torch.Tensor, vocab_size: int, rows: SamplingRows, purpose: int, token_ids: torch.Tensor
+    logits: torch.Tensor,
+    vocab_size: int,
+    rows: SamplingRows,
+    purpose: int,
+    token_ids: torch.Tensor,
+    overlay: Overlay | None = None,
 ) -> None:
     """Plain torch twin, which finds the threshold."""
+    logits = overlaid_torch(logits, vocab_size, overlay)
     thresholds = logits.new_empty(logits.shape[0], dtype=torch.float32)
     top_k_top_p_torch(logits, vocab_size, rows, True, thresholds)
-    scores = scores_torch(logits, vocab_size, rows, purpose)
-    scores = scores.masked_fill(logits[:, :vocab_size] < thresholds[:, None], -torch.inf)
+    scores = scores_torch(logits, rows, purpose)
+    scores = scores.masked_fill(logits < thresholds[:, None], -torch.inf)
     has_id = scores.amax(dim=1) > -torch.inf
     token_ids.copy_(torch.where(has_id & top_p_alone(rows, vocab_size), first_best_torch(scores), token_ids))
 
@@ -68,49 +70,50 @@ def _masses_kernel(
     temperatures,
     parameter_stride,
     maxima,
+    parts,
     num_groups,
+    num_parts,
     rung_logits,
     edge,
+    overlay,
     masses,
     RUNGS: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
+    PART_VALUES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    MASKED: tl.constexpr,
 ) -> None:
-    """The mass above each rung of one row, in TILES tiles of its groups."""
-    row = tl.program_id(0).to(tl.int64)
+    """The mass above each rung of one row, in SPAN parts of GROUPS groups each."""
+    row = tl.program_id(1).to(tl.int64)
     rung_logits += row * RUNGS
     lowest = tl.load(rung_logits)
     if lowest == float("inf"):
         return
+    has_more = tl.load(rung_logits + 1) < float("inf")
     scale = log2_scale(tl.load(temperatures + tl.load(slots + row).to(tl.int64) * parameter_stride))
     best = tl.load(edge + row * 2)
-    part, num_parts = tl.program_id(1), tl.num_programs(1)
-    for i in range(0, TILES):
-        groups = (part * TILES + i) * TILE + tl.arange(0, TILE)
-        most = tl.load(maxima + row * num_groups + groups, mask=groups < num_groups, other=-float("inf"))
-        target = masses + (row * RUNGS * num_parts + part) * TILES + i
-        if tl.max((most > lowest).to(tl.int32), axis=0) > 0:
+    for part in range(tl.program_id(0) * SPAN, tl.minimum(tl.program_id(0) * SPAN + SPAN, num_parts)):
+        target = masses + row * RUNGS * num_parts + part
+        if tl.load(parts + row * PART_VALUES * num_parts + part) > lowest:
+            groups = part * GROUPS + tl.arange(0, GROUPS)
             ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-            inside = (most > lowest)[:, None] & (ids < vocab_size)
+            inside = ids < vocab_size
+            if MASKED:
+                most = tl.load(
+                    maxima + row * num_groups + groups, mask=groups < num_groups, other=-float("inf")
+                )
+                inside = (most > lowest)[:, None] & inside
             x = tl.load(logits + row * logits_stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
-            weight = weights(x, best, scale)
-            for rung in tl.static_range(RUNGS):
-                above = tl.where(x > tl.load(rung_logits + rung), weight, 0.0)
-                tl.store(target + rung * num_parts * TILES, tl.sum(tl.sum(above, axis=1), axis=0))
+            x = overlaid(x, ids, groups, row, vocab_size, overlay)
+            weight = tl.where(x > lowest, weights(x, best, scale), 0.0)
+            tl.store(target, tl.sum(tl.sum(weight, axis=1), axis=0))
+            if has_more:
+                for rung in tl.static_range(1, RUNGS):
+                    above = tl.where(x > tl.load(rung_logits + rung), weight, 0.0)
+                    tl.store(target + rung * num_parts, tl.sum(tl.sum(above, axis=1), axis=0))
         else:
             for rung in tl.static_range(RUNGS):
-                tl.store(target + rung * num_parts * TILES, 0.0)
-
-
-@triton.jit
-def _mass_above(base, vocab_size, above, best, scale, BLOCK: tl.constexpr) -> Any:
-    """Weight of the logits > above in a whole row."""
-    lane = tl.arange(0, BLOCK)
-    mass = tl.zeros((BLOCK,), tl.float32)
-    for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
-        x = tl.load(base + start + lane, mask=lane < vocab_size - start, other=-float("inf")).to(tl.float32)
-        mass += tl.where(x > above, weights(x, best, scale), 0.0)
-    return tl.sum(mass, axis=0)
+                tl.store(target + rung * num_parts, 0.0)
 
 
 @triton.jit
@@ -135,28 +138,31 @@ def _nucleus_kernel(
     rung_logits,
     edge,
     masses,
-    num_tiles,
+    num_parts,
+    overlay,
     chosen,
     token_ids,
     purpose: tl.constexpr,
     RUNGS: tl.constexpr,
     PADDED: tl.constexpr,
-    TILES: tl.constexpr,
+    PARTS: tl.constexpr,
     TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
 ) -> None:
     """One row: its first rung inside the nucleus, or more rungs."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(rung_ids + row * RUNGS) < 0:
         return
     best, need = tl.load(edge + row * 2), tl.load(edge + row * 2 + 1)
-    tile = tl.arange(0, TILES)
+    part = tl.arange(0, PARTS)
     token_id, is_inside = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
-    for rung in range(0, RUNGS):
-        if is_inside == 0:
-            mass = tl.load(masses + (row * RUNGS + rung) * num_tiles + tile, mask=tile < num_tiles, other=0.0)
-            is_inside = (tl.sum(mass, axis=0) < need).to(tl.int32)
-            token_id = tl.load(rung_ids + row * RUNGS + rung)
+    above = tl.full((), -float("inf"), tl.float32)
+    for rung in tl.static_range(RUNGS):
+        at = masses + (row * RUNGS + rung) * num_parts + part
+        rung_id = tl.load(rung_ids + row * RUNGS + rung)
+        if (is_inside == 0) & (rung_id >= 0):
+            mass = tl.sum(tl.load(at, mask=part < num_parts, other=0.0), axis=0)
+            token_id, above = rung_id, tl.load(rung_logits + row * RUNGS + rung)
+            is_inside = (mass < need).to(tl.int32)
     if is_inside == 0:
         slot = tl.load(slots + row).to(tl.int64)
         temperature = tl.load(temperatures + slot * parameter_stride)
@@ -164,20 +170,16 @@ def _nucleus_kernel(
         seed = tl.load(seeds + slot * seed_stride)
         position = tl.load(positions + tl.load(logits_indices + row)) + 1
         threshold = tl.load(thresholds + row)
-        base, chosen = logits + row * logits_stride, chosen + row * num_groups
+        source, chosen = (logits + row * logits_stride, row, vocab_size, overlay), chosen + row * num_groups
         most = load_row(maxima, row, num_groups, PADDED)
-        scores, bounds, held = load_scores(
-            holder_scores, other_bounds, holder_logits, most, row, num_groups, threshold, True, PADDED
-        )
-        above = tl.load(rung_logits + row * RUNGS + RUNGS - 1)
         while is_inside == 0:
             _, token_id, above = draw(
-                base,
-                vocab_size,
+                source,
                 most,
-                scores,
-                bounds,
-                held,
+                holder_scores,
+                other_bounds,
+                holder_logits,
+                num_groups,
                 chosen,
                 above,
                 threshold,
@@ -188,7 +190,8 @@ def _nucleus_kernel(
                 PADDED,
                 TILE,
             )
-            is_inside = (_mass_above(base, vocab_size, above, best, scale, BLOCK) < need).to(tl.int32)
+            mass = mass_above(source, most, chosen, above, best, scale, PADDED, TILE)
+            is_inside = (mass < need).to(tl.int32)
     tl.store(token_ids + row, token_id.to(tl.int64))
 
 
@@ -199,9 +202,10 @@ def _masses_triton(
     groups: Groups,
     ladder: Ladder,
     masses: torch.Tensor,
+    overlay: Overlay | None,
 ) -> None:
-    """One program for every tile of groups of every row."""
-    _masses_kernel[(logits.shape[0], masses.shape[2] // _TILES)](
+    """One program for every `SPAN` parts of every row."""
+    _masses_kernel[(triton.cdiv(groups.parts.shape[2], SPAN), logits.shape[0])](
         logits,
         logits.stride(0),
         vocab_size,
@@ -209,14 +213,20 @@ def _masses_triton(
         rows.temperature,
         rows.temperature.stride(0),
         groups.maxima,
+        groups.parts,
         groups.maxima.shape[1],
+        groups.parts.shape[2],
         ladder.logits,
         ladder.edge,
+        kernel_argument(overlay),
         masses,
         RUNGS=RUNGS,
-        TILE=_TILE,
-        TILES=_TILES,
-        num_warps=8,
+        PART_VALUES=PART_VALUES,
+        GROUPS=PART,
+        SPAN=SPAN,
+        MASKED=MASKED,
+        num_warps=MASSES_WARPS,
+        maxnreg=MASSES_REGISTERS,
     )
 
 
@@ -231,10 +241,11 @@ def nucleus_triton(
     token_ids: torch.Tensor,
     masses: torch.Tensor,
     chosen: torch.Tensor,
+    overlay: Overlay | None = None,
 ) -> None:
     """Two launches: the mass above every rung, tile by tile, and the choice. Other rows leave both at once."""
-    num_groups, tiles = groups.maxima.shape[1], masses.shape[2]
-    _masses_triton(logits, vocab_size, rows, groups, ladder, masses)
+    num_groups, num_parts = groups.maxima.shape[1], groups.parts.shape[2]
+    _masses_triton(logits, vocab_size, rows, groups, ladder, masses, overlay)
     _nucleus_kernel[(logits.shape[0],)](
         logits,
         logits.stride(0),
@@ -254,16 +265,16 @@ def nucleus_triton(
         thresholds,
         *ladder,
         masses,
-        tiles,
+        num_parts,
+        kernel_argument(overlay),
         chosen,
         token_ids,
         purpose=purpose,
         RUNGS=RUNGS,
         PADDED=triton.next_power_of_2(num_groups),
-        TILES=triton.next_power_of_2(tiles),
+        PARTS=triton.next_power_of_2(num_parts),
         TILE=TILE,
-        BLOCK=_BLOCK,
-        num_warps=8,
+        num_warps=NUCLEUS_WARPS,
         maxnreg=128,
     )
 
@@ -277,12 +288,14 @@ def nucleus(
     thresholds: torch.Tensor,
     ladder: Ladder,
     token_ids: torch.Tensor,
+    overlay: Overlay | None = None,
 ) -> None:
     """Change `token_ids` where they fall out of the nucleus; see the module's formula and shapes."""
     if not use_triton(logits):
-        nucleus_torch(logits, vocab_size, rows, purpose, token_ids)
+        nucleus_torch(logits, vocab_size, rows, purpose, token_ids, overlay)
         return
-    shape = (logits.shape[0], RUNGS, num_tiles(vocab_size))
-    masses = logits.new_empty(shape, dtype=torch.float32)
+    masses = logits.new_empty((logits.shape[0], RUNGS, groups.parts.shape[2]), dtype=torch.float32)
     chosen = torch.empty_like(groups.maxima, dtype=torch.int32)
-    nucleus_triton(logits, vocab_size, rows, purpose, groups, thresholds, ladder, token_ids, masses, chosen)
+    nucleus_triton(
+        logits, vocab_size, rows, purpose, groups, thresholds, ladder, token_ids, masses, chosen, overlay
+    )

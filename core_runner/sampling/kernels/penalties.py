@@ -8,7 +8,8 @@
 counted one on. So it serves an admission, a resume and a step that accepted several tokens alike, and no token can be
 counted twice or left out. A slot's row of counts is zero at admission.
 
-idx_mapping int32 [num_rows]; the tables are those of `OptionRows`; options[:, NUM_COUNTED] and seen change in place.
+idx_mapping int32 [num_rows]; the tables are those of `OptionRows`; options[:, NUM_COUNTED], seen and
+seen_bits change in place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from core_runner.sampling.kernels.overlay import held_torch
 from core_runner.sampling.option_rows import (
     FREQUENCY,
     IN_PROMPT,
@@ -31,6 +33,7 @@ from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
 _BLOCK = 1024
+WORDS, WORDS_WARPS = 512, 4
 _SEEN_ROW, _NUM_COUNTED = tl.constexpr(SEEN_ROW), tl.constexpr(NUM_COUNTED)
 _REPETITION, _FREQUENCY, _PRESENCE = (
     tl.constexpr(REPETITION),
@@ -41,7 +44,11 @@ _IN_PROMPT = tl.constexpr(IN_PROMPT)
 
 
 def count_tokens_torch(
-    idx_mapping: torch.Tensor, options: torch.Tensor, seen: torch.Tensor, history: TokenHistory
+    idx_mapping: torch.Tensor,
+    options: torch.Tensor,
+    seen: torch.Tensor,
+    seen_bits: torch.Tensor,
+    history: TokenHistory,
 ) -> None:
     """Plain torch twin, slot by slot."""
     vocab_size = seen.shape[1]
@@ -59,6 +66,9 @@ def count_tokens_torch(
         prompt, output = ids[of_prompt & inside], ids[~of_prompt & inside]
         seen[row, prompt] |= IN_PROMPT
         seen[row].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        held = torch.nn.functional.pad(seen[row] != 0, (0, 32 * seen_bits.shape[1] - vocab_size))
+        bits = held.unflatten(0, (-1, 32)).long() << torch.arange(32, device=held.device)
+        seen_bits[row] = bits.sum(dim=1).to(torch.int32)
         options[slot, NUM_COUNTED] = end
 
 
@@ -77,6 +87,15 @@ def penalize_torch(x: torch.Tensor, ids: torch.Tensor, rows: OptionRows) -> torc
     penalized = torch.where(seen != 0, torch.where(x > 0, x / repetition, x * repetition), x)
     penalized = penalized - frequency * count - presence * (count > 0)
     return torch.where(row >= 0, penalized, x)
+
+
+def penalized_values_torch(
+    logits: torch.Tensor, vocab_size: int, rows: OptionRows, out: torch.Tensor
+) -> None:
+    """Plain torch twin."""
+    x = logits[:, :vocab_size].float()
+    ids = torch.arange(vocab_size, device=x.device).expand(len(x), -1)
+    out.copy_(torch.where(held_torch(rows, vocab_size), penalize_torch(x, ids, rows), out))
 
 
 @triton.jit
@@ -98,11 +117,90 @@ def penalize(x, ids, inside, at, seen, seen_stride, input_ids, index, num_drafts
 
 
 @triton.jit
+def _penalized_values_kernel(
+    logits,
+    logits_stride,
+    vocab_size,
+    slots,
+    logits_indices,
+    num_drafts,
+    input_ids,
+    table,
+    table_stride,
+    seen,
+    seen_bits,
+    seen_stride,
+    out,
+    out_stride,
+    BLOCK: tl.constexpr,
+) -> None:
+    """BLOCK words of bits of one row, and in the first program the drafts: one id of every word after another."""
+    row = tl.program_id(0).to(tl.int64)
+    at = table + tl.load(slots + row).to(tl.int64) * table_stride
+    seen_row = tl.load(at + _SEEN_ROW).to(tl.int64)
+    if seen_row >= 0:
+        index, drafts = tl.load(logits_indices + row), tl.load(num_drafts + row)
+        base, out = logits + row * logits_stride, out + row * out_stride
+        place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        word = tl.load(seen_bits + seen_row * seen_stride + place, mask=place * 32 < vocab_size, other=0)
+        while tl.max((word != 0).to(tl.int32), axis=0) > 0:
+            lowest = word & (~word + 1)
+            # The exponent of a power of two.
+            bit = (lowest.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+            ids, inside = place * 32 + bit, word != 0
+            x = tl.load(base + ids, mask=inside, other=0).to(tl.float32)
+            x = penalize(x, ids, inside, at, seen, seen_stride, input_ids, index, drafts)
+            tl.store(out + ids, x, mask=inside)
+            word = word ^ lowest
+        if tl.program_id(1) == 0:
+            for first in range(0, drafts, BLOCK):
+                back = first + tl.arange(0, BLOCK)
+                ids = tl.load(input_ids + index - back, mask=back < drafts, other=-1)
+                inside = (ids >= 0) & (ids < vocab_size)
+                x = tl.load(base + ids, mask=inside, other=0).to(tl.float32)
+                x = penalize(x, ids, inside, at, seen, seen_stride, input_ids, index, drafts)
+                tl.store(out + ids, x, mask=inside)
+
+
+def penalized_values_triton(
+    logits: torch.Tensor, vocab_size: int, rows: OptionRows, out: torch.Tensor
+) -> None:
+    """One program for every block of words of every row."""
+    assert rows.seen is not None
+    assert rows.seen_bits is not None
+    _penalized_values_kernel[(logits.shape[0], triton.cdiv(vocab_size, 32 * WORDS))](
+        logits,
+        logits.stride(0),
+        vocab_size,
+        rows.slots,
+        rows.logits_indices,
+        rows.num_drafts,
+        rows.input_ids,
+        rows.options,
+        rows.options.stride(0),
+        rows.seen,
+        rows.seen_bits,
+        rows.seen.stride(0),
+        out,
+        out.stride(0),
+        BLOCK=WORDS,
+        num_warps=WORDS_WARPS,
+    )
+
+
+def penalized_values(logits: torch.Tensor, vocab_size: int, rows: OptionRows, out: torch.Tensor) -> None:
+    """Write `penalized` of every id that a row holds to `out`, and nothing of the others; shapes as in `overlay`."""
+    run = penalized_values_triton if use_triton(logits) else penalized_values_torch
+    run(logits, vocab_size, rows, out)
+
+
+@triton.jit
 def _count_tokens_kernel(
     idx_mapping,
     table,
     table_stride,
     seen,
+    seen_bits,
     seen_stride,
     vocab_size,
     all_token_ids,
@@ -123,13 +221,19 @@ def _count_tokens_kernel(
             # An id may stand several times in one block, so only atomics count it right.
             inside = (ids >= 0) & (ids < vocab_size)
             target = seen + row * seen_stride + ids
-            tl.atomic_or(target, _IN_PROMPT, mask=inside & (place < prompt_end))
-            tl.atomic_add(target, 1, mask=inside & (place >= prompt_end))
+            tl.atomic_or(target, _IN_PROMPT, mask=inside & (place < prompt_end), sem="relaxed")
+            tl.atomic_add(target, 1, mask=inside & (place >= prompt_end), sem="relaxed")
+            word = seen_bits + row * seen_stride + ids // 32
+            tl.atomic_or(word, tl.full((BLOCK,), 1, tl.int32) << (ids & 31), mask=inside, sem="relaxed")
         tl.store(at + _NUM_COUNTED, end)
 
 
 def count_tokens_triton(
-    idx_mapping: torch.Tensor, options: torch.Tensor, seen: torch.Tensor, history: TokenHistory
+    idx_mapping: torch.Tensor,
+    options: torch.Tensor,
+    seen: torch.Tensor,
+    seen_bits: torch.Tensor,
+    history: TokenHistory,
 ) -> None:
     """One program for every batch row."""
     _count_tokens_kernel[(idx_mapping.numel(),)](
@@ -137,6 +241,7 @@ def count_tokens_triton(
         options,
         options.stride(0),
         seen,
+        seen_bits,
         seen.stride(0),
         seen.shape[1],
         history.all_token_ids,
@@ -148,8 +253,12 @@ def count_tokens_triton(
 
 
 def count_tokens(
-    idx_mapping: torch.Tensor, options: torch.Tensor, seen: torch.Tensor, history: TokenHistory
+    idx_mapping: torch.Tensor,
+    options: torch.Tensor,
+    seen: torch.Tensor,
+    seen_bits: torch.Tensor,
+    history: TokenHistory,
 ) -> None:
     """Count what the slots' histories hold since they were counted last; see the module's text and shapes."""
     run = count_tokens_triton if use_triton(seen) else count_tokens_torch
-    run(idx_mapping, options, seen, history)
+    run(idx_mapping, options, seen, seen_bits, history)

@@ -35,6 +35,7 @@ from core_runner.sampling.kernels.group_maxima import (
     weights,
 )
 from core_runner.sampling.kernels.noise import GROUP
+from core_runner.sampling.kernels.overlay import Overlay, kernel_argument, overlaid_torch
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
@@ -44,14 +45,20 @@ _GROUP = tl.constexpr(GROUP)
 # Low bits of a float32 that are zero in every logit of a type: a search has as many steps fewer.
 _ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 _MIN_TEMPERATURE = 1e-30  # its inverse is finite; a smaller temperature leaves only the largest logits anyway
+NUM_WARPS = 8
 _SLACK = tl.constexpr(14)  # maxima more than k that end the search for the k-th
 
 
 def top_k_top_p_torch(
-    logits: torch.Tensor, vocab_size: int, rows: SamplingRows, exact: bool, thresholds: torch.Tensor
+    logits: torch.Tensor,
+    vocab_size: int,
+    rows: SamplingRows,
+    exact: bool,
+    thresholds: torch.Tensor,
+    overlay: Overlay | None = None,
 ) -> None:
     """Plain torch twin, by sorting."""
-    x = logits[:, :vocab_size].float().sort(dim=1, descending=True).values
+    x = overlaid_torch(logits, vocab_size, overlay).float().sort(dim=1, descending=True).values
     best = x[:, :1]
     temperature = rows.temperature[rows.slots][:, None]
     top_k, top_p, min_p = (t[rows.slots][:, None] for t in (rows.top_k, rows.top_p, rows.min_p))
@@ -86,16 +93,19 @@ def _logit(key, ZERO_BITS: tl.constexpr) -> Any:
 
 @triton.jit
 def _tally(
-    base, vocab_size, chosen, num_chosen, low, best, scale, BY_MASS: tl.constexpr, TILE: tl.constexpr
+    source, chosen, num_chosen, first, low, best, scale, BY_MASS: tl.constexpr, TILE: tl.constexpr
 ) -> Any:
     """How many logits of the chosen groups are >= low, and the sum of their weights (by count: the same number).
 
-    low must be above -inf where the count matters: padding is -inf.
+    first: those of the first TILE groups, which are often all. low must be above -inf where the count matters: padding
+    is -inf.
     """
-    counts = tl.zeros((TILE, _GROUP), tl.int32)
+    counts = (first >= low).to(tl.int32)
     masses = tl.zeros((TILE, _GROUP), tl.float32)
-    for start in range(0, num_chosen, TILE):
-        _, x = load_groups(base, vocab_size, chosen, start, num_chosen, TILE)
+    if BY_MASS:
+        masses = tl.where(first >= low, weights(first, best, scale), 0.0)
+    for start in range(TILE, num_chosen, TILE):
+        _, x = load_groups(source, chosen, start, num_chosen, TILE)
         counts += (x >= low).to(tl.int32)
         if BY_MASS:
             masses += tl.where(x >= low, weights(x, best, scale), 0.0)
@@ -111,10 +121,10 @@ def _middle(low, high) -> Any:
 
 @triton.jit
 def _bisect(
-    base,
-    vocab_size,
+    source,
     chosen,
     num_chosen,
+    first,
     low,
     high,
     need,
@@ -133,7 +143,7 @@ def _bisect(
     while (low + 1 < high) & (num_low - num_high > 1):
         middle = _middle(low, high)
         at = _logit(middle, ZERO_BITS)
-        count, amount = _tally(base, vocab_size, chosen, num_chosen, at, best, scale, BY_MASS, TILE)
+        count, amount = _tally(source, chosen, num_chosen, first, at, best, scale, BY_MASS, TILE)
         reached = amount >= need
         if not BY_MASS:
             # Exactly enough: nothing between can matter, which closes the gap.
@@ -177,6 +187,7 @@ def _top_k_top_p_kernel(
     maxima,
     sums,
     num_groups,
+    overlay,
     chosen,
     thresholds,
     EXACT: tl.constexpr,
@@ -196,7 +207,7 @@ def _top_k_top_p_kernel(
         tl.store(thresholds + row, -float("inf"))
         return
 
-    base, chosen = logits + row * logits_stride, chosen + row * num_groups
+    source, chosen = (logits + row * logits_stride, row, vocab_size, overlay), chosen + row * num_groups
     scale = log2_scale(temperature)
     most = load_row(maxima, row, num_groups, PADDED)
     best = tl.max(most, axis=0)
@@ -212,20 +223,17 @@ def _top_k_top_p_kernel(
         count = collect(
             chosen, (most >= _logit(low, ZERO_BITS)) & (tl.arange(0, PADDED) < num_groups), PADDED
         )
+        first = load_groups(source, chosen, 0, count, TILE)[1]
         if by_count:
-            low = _bisect(
-                base, vocab_size, chosen, count, low, high, top_k, best, scale, False, ZERO_BITS, TILE
-            )
+            low = _bisect(source, chosen, count, first, low, high, top_k, best, scale, False, ZERO_BITS, TILE)
         if by_mass:
             if by_count:
                 kth = _logit(low, ZERO_BITS)
-                _, mass = _tally(base, vocab_size, chosen, count, kth, best, scale, True, TILE)
+                _, mass = _tally(source, chosen, count, first, kth, best, scale, True, TILE)
             else:
                 mass = tl.sum(group_masses(sums, most, row, num_groups, best, scale, PADDED), axis=0)
             need = top_p * mass
-            low = _bisect(
-                base, vocab_size, chosen, count, low, high, need, best, scale, True, ZERO_BITS, TILE
-            )
+            low = _bisect(source, chosen, count, first, low, high, need, best, scale, True, ZERO_BITS, TILE)
         threshold = _logit(low, ZERO_BITS)
     if min_p > 0:
         threshold = tl.maximum(threshold, best + temperature * tl.log(min_p))
@@ -240,6 +248,7 @@ def top_k_top_p_triton(
     exact: bool,
     thresholds: torch.Tensor,
     chosen: torch.Tensor,
+    overlay: Overlay | None = None,
 ) -> None:
     """One program for every row; a row without a filter leaves at once."""
     stride = rows.temperature.stride(0)
@@ -257,13 +266,14 @@ def top_k_top_p_triton(
         groups.maxima,
         groups.sums,
         groups.maxima.shape[1],
+        kernel_argument(overlay),
         chosen,
         thresholds,
         EXACT=exact,
-        ZERO_BITS=_ZERO_BITS[logits.dtype],
+        ZERO_BITS=_ZERO_BITS[logits.dtype if overlay is None else torch.float32],
         PADDED=triton.next_power_of_2(groups.maxima.shape[1]),
         TILE=min(_TILE, triton.next_power_of_2(groups.maxima.shape[1])),
-        num_warps=8,
+        num_warps=NUM_WARPS,
     )
 
 
@@ -274,10 +284,11 @@ def top_k_top_p(
     groups: Groups,
     exact: bool,
     thresholds: torch.Tensor,
+    overlay: Overlay | None = None,
 ) -> None:
     """Fill `thresholds` for every row of logits; see the module's formula and shapes."""
     if not use_triton(logits):
-        top_k_top_p_torch(logits, vocab_size, rows, exact, thresholds)
+        top_k_top_p_torch(logits, vocab_size, rows, exact, thresholds, overlay)
         return
     chosen = torch.empty_like(groups.maxima, dtype=torch.int32)
-    top_k_top_p_triton(logits, vocab_size, rows, groups, exact, thresholds, chosen)
+    top_k_top_p_triton(logits, vocab_size, rows, groups, exact, thresholds, chosen, overlay)
