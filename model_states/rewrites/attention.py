@@ -79,7 +79,10 @@ class HeadForm:
 
 @dataclass(slots=True)
 class FusedAttention:
-    """The attention of one decoder layer; `layer` is looked up at each call, so that it may change."""
+    """The attention of one decoder layer; `layer` is looked up at each call, so that it may change.
+
+    gated: `qkv` gives a gate behind the values, and its sigmoid is multiplied with what attention gives.
+    """
 
     qkv: Projection
     out: Projection
@@ -88,6 +91,7 @@ class FusedAttention:
     key: HeadForm
     layer: PagedLayer
     sinks: torch.Tensor | None
+    gated: bool = False
     tables: Tables | None = field(default=None, repr=False)  # by position
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -103,6 +107,7 @@ class FusedAttention:
     def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Attention of the projected tokens, [num_tokens, num_heads * head_size_v]; qkv is overwritten."""
         heads, layer = self.heads, self.layer
+        qkv, gate = qkv.tensor_split([sum(heads.sizes)], 1)
         if self.query.wide or self.key.wide:
             self._norm_wide(qkv)
         rope_write(
@@ -116,7 +121,8 @@ class FusedAttention:
             layer.slot_mapping,
         )
         query = qkv[:, : heads.num_heads * heads.head_size].view(-1, heads.num_heads, heads.head_size)
-        return layer.attend(query, self.sinks).flatten(1)
+        out = layer.attend(query, self.sinks).flatten(1)
+        return out * gate.sigmoid() if self.gated else out
 
     def _norm_wide(self, qkv: torch.Tensor) -> None:
         q, k, _ = qkv.split(self.heads.sizes, -1)
@@ -132,26 +138,50 @@ def recognise_attention(call: Call, seen: StandIn) -> FusedAttention | None:
     """
     spec, module = seen.spec, call.module
     heads = HeadLayout(spec.num_heads, spec.num_kv_heads, spec.head_size, spec.head_size_v)
-    linears = linears_of(module)
-    given = seen.out.flatten(1)
-    outs = [out for out in linears if out.in_features == given.shape[1] and close(out(given), call.result)]
     constant_sinks = seen.sinks is None or any(seen.sinks is p for p in module.parameters())
-    if len(outs) != 1 or not constant_sinks or spec.value_from_key or heads.head_size % 2:
+    if not constant_sinks or spec.value_from_key or heads.head_size % 2:
         return None
     norms = [norm for child in module.children() if (norm := recognise_norm(child)) is not None]
     tables = position_tables(call.kwargs)
-    for ins in _inputs(linears, call.hidden.shape[1], heads):
-        q, k, v = torch.cat([linear(call.hidden) for linear in ins], -1).split(heads.sizes, -1)
-        if not close(v.reshape(seen.value.shape), seen.value):
-            continue
-        query = _form(q, seen.query, norms, tables)
-        key = _form(k, seen.key, [n for n in norms if query is None or n is not query.norm], tables)
-        if query is None or key is None or query.style != key.style:
-            continue
-        out = Projection(outs[0].weight, outs[0].bias)
-        fused = FusedAttention(merged(ins), out, heads, query, key, seen, seen.sinks)
-        return fused if _reproduces(fused, call, seen) else None
+    for linears, gate in _with_gates(linears_of(module), heads):
+        given = seen.out.flatten(1)
+        if gate is not None:
+            given = given * gate(call.hidden).sigmoid()
+        outs = [
+            out for out in linears if out.in_features == given.shape[1] and close(out(given), call.result)
+        ]
+        for ins in _inputs(linears, call.hidden.shape[1], heads) if len(outs) == 1 else ():
+            q, k, v = torch.cat([linear(call.hidden) for linear in ins], -1).split(heads.sizes, -1)
+            if not close(v.reshape(seen.value.shape), seen.value):
+                continue
+            query = _form(q, seen.query, norms, tables)
+            key = _form(k, seen.key, [n for n in norms if query is None or n is not query.norm], tables)
+            if query is None or key is None or query.style != key.style:
+                continue
+            whole = merged(ins if gate is None else [*ins, gate])
+            out = Projection(outs[0].weight, outs[0].bias)
+            fused = FusedAttention(whole, out, heads, query, key, seen, seen.sinks, gate is not None)
+            return fused if _reproduces(fused, call, seen) else None
     return None
+
+
+def _with_gates(
+    linears: Sequence[nn.Linear], heads: HeadLayout
+) -> Iterator[tuple[Sequence[nn.Linear], nn.Linear | None]]:
+    """The layers as they are, without a gate; and with one that gives queries and gates head by head cut in two."""
+    yield linears, None
+    width = heads.num_heads * heads.head_size
+    for linear in linears if heads.head_size == heads.head_size_v else ():
+        if linear.out_features == 2 * width and linear.bias is None:
+            halves = linear.weight.detach().unflatten(0, (heads.num_heads, 2, heads.head_size)).unbind(1)
+            query, gate = (_linear(half.flatten(0, 1)) for half in halves)
+            yield [query if other is linear else other for other in linears], gate
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    return made
 
 
 def position_tables(kwargs: dict[str, Any]) -> Tables | None:

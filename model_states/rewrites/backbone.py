@@ -94,6 +94,12 @@ class PositionTables:
         return torch.cat(cos), torch.cat(sin)
 
     def _replaced(self, value: Any, rows: torch.Tensor) -> Any:
-        """rows where the step's positions were handed in, anything else as it is."""
-        is_positions = isinstance(value, torch.Tensor) and not value.is_floating_point()
-        return rows if is_positions and value.numel() == self._positions.numel() else value
+        """rows where the step's positions were handed in, anything else as it is.
+
+        A model of several kinds of positions hands in as many copies where there is text alone.
+        """
+        own = self._positions
+        if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.shape[-1:] != own.shape:
+            return value
+        same = bool((value == own).all())
+        return rows[0].expand(*value.shape[:-1], rows.shape[-1]) if same else value
