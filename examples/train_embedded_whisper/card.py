@@ -1,4 +1,4 @@
-"""Write the model card, a checkpoint's README.md, from train.json and eval.json: no figure is set by hand."""
+"""Write the model card, a checkpoint's README.md, from what training and evaluation wrote: no figure is set by hand."""
 
 import argparse
 import json
@@ -33,13 +33,10 @@ nothing there. Use it to see that an engine works; for speech, take a real Whisp
 
 By `evaluate.py`, with transformers' `generate`, greedy, on held-out sentences in held-out voices: one sentence in
 {heldout_share} of the grammar's, and {num_heldout_voices} of the {num_voices} speakers of espeak that are used, are
-never in the training speech, in any accent. "GPU" is {gpu_device} in {gpu_dtype} (torch {gpu_torch}, transformers
-{gpu_transformers}), "CPU" is {cpu_dtype} (torch {cpu_torch}, transformers {cpu_transformers}), on fewer recordings.
+never in the training speech, in any accent. {device}, {dtype}, torch {torch}, transformers {transformers}.
 
-Word error rate, and, in brackets, without case and punctuation:
-
-| recordings | words, GPU | GPU | words, CPU | CPU |
-|---|--:|--:|--:|--:|
+| recordings | words | word error rate | without case and punctuation |
+|---|--:|--:|--:|
 {wer_rows}
 
 "Known" are sentences and voices of the training side (a quarter of the sentences with a word that does not fit); noise
@@ -73,9 +70,9 @@ anywhere in the window, and nothing is suppressed.
 
 ## Training
 
-`{command}` in `examples/train_embedded_whisper`: {steps:,} steps on {hours_heard:,.0f} hours of windows, cut and mixed
-from {hours_spoken:,.0f} hours of speech, in {loop_seconds:.0f} seconds ({seconds:.0f} with the start and the
-compilation) on one {device}, torch {torch}, transformers {transformers}, {workers} processes speaking.
+{stages}
+
+All of it on one {train_device} (torch {train_torch}, transformers {train_transformers}), other work beside it.
 Sentences come from a seed; {num_accents} English accents, {num_voices_trained} speakers, 125 to 205 words a minute,
 random pitch, loudness, colour, noise and hum. No recording, text or weights of others went in. espeak-ng (GPL-3.0)
 made the sound and is no part of this package. Two runs differ: the number of steps follows the clock, and espeak's
@@ -83,22 +80,22 @@ noise does not start over.
 """
 
 
-def _rate(result: dict[str, Any]) -> str:
-    return f"{result['wer']:.2%} ({result['wer_normalized']:.2%})"
+def _wer_rows(evaluation: dict[str, Any]) -> str:
+    return "\n".join(
+        f"| {prefix}{name} | {result['words']:,} | {result['wer']:.2%} | {result['wer_normalized']:.2%} |"
+        for part, prefix in (("wer", ""), ("long", "long file, seconds: "))
+        for name, result in evaluation[part].items()
+    )
 
 
-def _wer_rows(gpu: dict[str, Any], cpu: dict[str, Any]) -> str:
-    rows = []
-    for part, prefix in (("wer", ""), ("long", "long file, seconds: ")):
-        for name, result in gpu[part].items():
-            other = cpu[part].get(name)
-            cells = (f"{other['words']:,}", _rate(other)) if other else ("", "")
-            rows.append(f"| {prefix}{name} | {result['words']:,} | {_rate(result)} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def _figures(name: str, evaluation: dict[str, Any]) -> dict[str, Any]:
-    return {f"{name}_{key}": evaluation[key] for key in ("device", "dtype", "torch", "transformers")}
+def _stages(stages: list[dict[str, Any]]) -> str:
+    return "\n".join(
+        f"{place}. `{stage['command']}` in `examples/train_embedded_whisper`: {stage['steps']:,} steps on "
+        f"{stage['hours_heard']:,.0f} hours of windows, cut and mixed from {stage['hours_spoken']:,.0f} hours of "
+        f"speech, in {stage['loop_seconds']:.0f} seconds ({stage['seconds']:.0f} with the start and the compilation)."
+        + (f" {stage['note']}" if "note" in stage else "")
+        for place, stage in enumerate(stages, 1)
+    )
 
 
 def _silence(evaluation: dict[str, Any]) -> dict[str, Any]:
@@ -124,22 +121,23 @@ def _recordings(recordings: dict[str, dict[str, str]]) -> dict[str, str]:
 
 
 def render(
-    train: dict[str, Any], gpu: dict[str, Any], cpu: dict[str, Any], config: dict[str, Any], num_bytes: int
+    stages: list[dict[str, Any]], evaluation: dict[str, Any], config: dict[str, Any], num_bytes: int
 ) -> str:
     """The card's text."""
     shape = (
         f"{config['encoder_layers']} encoder and {config['decoder_layers']} decoder layers, width {config['d_model']}, "
         f"{config['encoder_attention_heads']} heads of 64, feed-forward {config['encoder_ffn_dim']}"
     )
-    alignment = gpu["alignment"]
+    alignment, last = evaluation["alignment"], stages[-1]
+    counts = [result["texts"] for result in evaluation["long"].values()]
     return CARD.format(
-        **train,
-        **_figures("gpu", gpu),
-        **_figures("cpu", cpu),
-        **_silence(gpu),
-        **_recordings(cpu["recordings"]),
+        **{key: evaluation[key] for key in ("device", "dtype", "torch", "transformers", "segments")},
+        **{f"train_{key}": last[key] for key in ("device", "torch", "transformers")},
+        **_silence(evaluation),
+        **_recordings(evaluation["recordings"]),
         shape=shape,
-        millions=train["parameters"] / 1e6,
+        stages=_stages(stages),
+        millions=last["parameters"] / 1e6,
         megabytes=num_bytes / 1e6,
         example="Remind me to water the plants tomorrow. The meeting is on 3 May at 7:45. Anna found a small key.",
         num_templates=len(TEMPLATES),
@@ -148,13 +146,10 @@ def render(
         num_voices=len(VARIANTS) + len(HELDOUT_VARIANTS),
         num_voices_trained=len(VARIANTS),
         num_accents=len(ACCENTS),
-        wer_rows=_wer_rows(gpu, cpu),
-        long_counts=" to ".join(
-            str(f(result["texts"] for result in gpu["long"].values())) for f in (min, max)
-        ),
-        segments=gpu["segments"],
-        segments_alike=gpu["segments"]["alike"],
-        segments_count=gpu["segments"]["recordings"],
+        wer_rows=_wer_rows(evaluation),
+        long_counts=f"{min(counts)} to {max(counts)}",
+        segments_alike=evaluation["segments"]["alike"],
+        segments_count=evaluation["segments"]["recordings"],
         words=alignment["measured"][str(alignment["alignment_heads"])],
         heads=alignment["alignment_heads"],
         num_text_tokens=config["eos_token_id"],
@@ -165,14 +160,15 @@ def main() -> None:
     """Write README.md into the checkpoint's folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--train", type=Path, default=RESULTS / "train.json")
-    parser.add_argument("--gpu", type=Path, default=RESULTS / "eval_gpu_bfloat16.json")
-    parser.add_argument("--cpu", type=Path, default=RESULTS / "eval_cpu_float32.json")
+    parser.add_argument("--train", type=Path, nargs="+", default=sorted(RESULTS.glob("train*.json")))
+    parser.add_argument("--evaluation", type=Path, default=RESULTS / "eval.json")
     args = parser.parse_args()
-    files = (args.train, args.gpu, args.cpu, args.checkpoint / "config.json")
-    train, gpu, cpu, config = (json.loads(file.read_text()) for file in files)
+    evaluation, config = (
+        json.loads(file.read_text()) for file in (args.evaluation, args.checkpoint / "config.json")
+    )
+    stages = [json.loads(file.read_text()) for file in args.train]
     size = (args.checkpoint / "model.safetensors").stat().st_size
-    (args.checkpoint / "README.md").write_text(render(train, gpu, cpu, config, size))
+    (args.checkpoint / "README.md").write_text(render(stages, evaluation, config, size))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 from listening import RATE, SAMPLES, Evaluation, Recording, Speaker, with_noise
-from vocabulary import END_ID
+from vocabulary import END_ID, FIRST_TIMESTAMP_ID
 
 LONG_SECONDS = (29.0, 30.0, 30.01, 61.0, 305.0)
 FALLBACK = {
@@ -45,13 +45,13 @@ def segment_times(recordings: list[Recording], segments: list[list[dict]]) -> di
 
 
 def word_times(tokenizer: Any, segments: list[dict]) -> list[tuple[str, float, float]]:
-    """Words of a transcript with their times: a token's time is its end, so a word starts at the one before.
+    """Words of one window with their times: a token's time is its end, so a word starts at the one before.
 
-    The path of the time warping starts at 0, in silence or not; a word starts in its segment.
+    The path of the time warping starts at 0, in silence or not; a word starts after its segment's first timestamp.
     """
     words: list[tuple[str, float, float]] = []
     for segment in segments:
-        start = before = float(segment["start"])
+        start = before = (int(segment["tokens"][0]) - FIRST_TIMESTAMP_ID) * 0.02
         times = segment["token_timestamps"].tolist()
         for token, time_ in zip(segment["tokens"].tolist(), times, strict=True):
             if token < END_ID:
@@ -73,13 +73,17 @@ def choose_heads(evaluation: Evaluation, recordings: list[Recording]) -> dict[st
         for head in range(config.decoder_attention_heads)
     ]
     measured = {str([head]): _measure_heads(evaluation, recordings, [head]) for head in heads}
-    heads.sort(key=lambda head: measured[str([head])]["start"]["mean"])
+
+    def error(chosen: list[list[int]]) -> float:
+        return measured[str(chosen)]["start"]["mean"] + measured[str(chosen)]["end"]["mean"]
+
+    heads.sort(key=lambda head: error([head]))
     for count in (2, 3):
         measured[str(heads[:count])] = _measure_heads(evaluation, recordings, heads[:count])
-    best = min(measured, key=lambda name: measured[name]["start"]["mean"])
-    model.generation_config.alignment_heads = json.loads(best)
+    best = min(map(json.loads, measured), key=error)
+    model.generation_config.alignment_heads = best
     model.set_attn_implementation("sdpa")  # asking for word times has made it another
-    return {"alignment_heads": json.loads(best), "measured": measured}
+    return {"alignment_heads": best, "measured": measured}
 
 
 def _measure_heads(

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import random
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ sys.path.insert(0, str(FOLDER))
 
 from clips import chunks, clips, make_clip  # noqa: E402
 from scoring import error_rates, word_errors  # noqa: E402
-from sentences import Sentence, cardinal, is_heldout, ordinal, parse, sentences, year  # noqa: E402
+from sentences import Sentence, cardinal, is_heldout, make_strange, ordinal, parse, sentences, year  # noqa: E402
 from vocabulary import END_ID, VOCAB_SIZE, build_tokenizer, train_bpe  # noqa: E402
 from voices import HELDOUT_VARIANTS, TICK, VARIANTS, Spoken, word_spans  # noqa: E402
 
@@ -56,6 +57,16 @@ def test_splits_share_no_sentence_and_voices():
     for heldout in (False, True):
         assert all(is_heldout(s.text) == heldout for s in itertools.islice(sentences(1, heldout), 200))
     assert not set(VARIANTS) & set(HELDOUT_VARIANTS)
+
+
+def test_a_strange_word_takes_the_place_of_one():
+    rng = random.Random(0)
+    for _ in range(50):
+        strange = parse(make_strange(rng, "Call Ben at 7:45|seven_forty_five, please."))
+        pairs = list(zip(strange.written, "Call Ben at 7:45, please.".split(), strict=True))
+        assert sum(new != old for new, old in pairs) <= 1
+        assert strange.written[0] == "Call"
+        assert [new[-1] for new, old in pairs if old[-1] in ",."] == [",", "."]
 
 
 def test_nothing_said_has_a_digit_and_each_word_is_said():
