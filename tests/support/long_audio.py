@@ -71,7 +71,7 @@ class LetterTokenizer:
     """Words of two letters, one for each id below `END`."""
 
     @staticmethod
-    def decode(ids: Sequence[int]) -> str:
+    def decode(ids: Sequence[int], **_: Any) -> str:
         return "".join(f" {chr(97 + i // 26)}{chr(97 + i % 26)}" for i in ids)
 
     @staticmethod
