@@ -203,16 +203,16 @@ def load_alignment_heads(
     """
     path = find_file(checkpoint.model, "generation_config.json")
     given = read_json(path).get("alignment_heads") if path else None
-    if given is None:
+    if given is None or given == []:
         return [(layer, head) for layer in range(num_layers // 2, num_layers) for head in range(num_heads)]
     try:
         heads = [(int(layer), int(head)) for layer, head in given]
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: alignment_heads={given!r} must be pairs of layer and head") from error
     wrong = [pair for pair in heads if not (0 <= pair[0] < num_layers and 0 <= pair[1] < num_heads)]
-    if wrong or not heads:
+    if wrong:
         raise CheckpointError(
-            f"{path}: alignment_heads names {wrong or 'none'}, and the decoder has {num_layers} layers of {num_heads} "
+            f"{path}: alignment_heads names {wrong}, and the decoder has {num_layers} layers of {num_heads} "
             "heads; take out the entry to have the later half of them used"
         )
     return heads

@@ -238,14 +238,15 @@ def test_text_that_fills_the_decoder(checkpoint: tuple[str, Any], drained: Drain
     _check([window], _find_words(llm, [window]))
 
 
-def test_later_half_of_the_heads_where_none_are_named(tmp_path: Path, drained: Drained) -> None:
-    save_word_model(tmp_path, alignment_heads=None)
+@pytest.mark.parametrize("none", [None, []])
+def test_later_half_of_the_heads_where_none_are_named(none: Any, tmp_path: Path, drained: Drained) -> None:
+    save_word_model(tmp_path, alignment_heads=none)
     llm = _open(str(tmp_path), drained)
     (heard,) = Listener(llm.engine.runner.model_state).listen([_spoken(0, TEXTS[0])])
     assert len(heard.weights) == 4
 
 
-@pytest.mark.parametrize("heads", [[[2, 0]], [[0, 4]], [[-1, 0]], [], [3], [[0, 1, 2]], "all"])
+@pytest.mark.parametrize("heads", [[[2, 0]], [[0, 4]], [[-1, 0]], [3], [[0, 1, 2]], "all"])
 def test_heads_that_are_not_there(heads: Any, tmp_path: Path, drained: Drained) -> None:
     save_word_model(tmp_path)
     path = tmp_path / "generation_config.json"
