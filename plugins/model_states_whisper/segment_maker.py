@@ -66,7 +66,8 @@ class SegmentMaker:
         """Segments of a window that begins at sample `start`; those without text are left out."""
         segments = []
         for piece in pieces:
-            text = self._tokenizer.decode([token for token in piece.token_ids if token < self._end_id])
+            token_ids = [token for token in piece.token_ids if token < self._end_id]
+            text = self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
             if not text.strip():
                 continue
             begin = self._seconds(start, piece.start)
