@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from core_runner.allowed_ids import explain_nothing_left
 from core_runner.errors import RequestError
@@ -18,6 +18,7 @@ MAX_COMPLETIONS = 4096
 # Far past any logit, and far from the end of float32.
 _MAX_BIAS = 1e30
 _INT32_MAX = 2**31 - 1
+LogprobsMode = Literal["raw", "adjusted", "processed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +33,9 @@ class SamplingParams:
     stop_token_ids: ids that end the request beside the model's own end ids. stop: strings that end it, cut
     from the text. ignore_eos: do not end at the model's end ids (stop_token_ids still do).
     logprobs: None for none; n gives log-probabilities of the sampled id and of the n best ids. logprobs_mode:
-    "raw" takes them from the model's logits, "processed" from the distribution that is sampled from: after
-    every mask, bias, penalty, temperature and filter. prompt_logprobs: the same for each prompt token, raw.
+    "raw" takes them from the model's logits, "adjusted" from those after every mask, bias, penalty and logits
+    processor, "processed" from the distribution that is sampled from: after temperature and filters too.
+    prompt_logprobs: the same for each prompt token, raw.
     repetition_penalty: a logit of an id that the prompt or the output holds is divided by it if positive, else
     multiplied. frequency_penalty, presence_penalty: subtracted for each time, and for the first time, that the
     output holds the id. logit_bias: added to the logit of an id; -inf forbids the id.
@@ -62,7 +64,7 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    logprobs_mode: Literal["raw", "processed"] = "raw"
+    logprobs_mode: LogprobsMode = "raw"
     prompt_logprobs: int | None = None
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
@@ -237,7 +239,7 @@ def _checks() -> dict[str, tuple[object, Callable[[SamplingParams], None]]]:
         "repetition_penalty": lambda p: p._check_number("repetition_penalty", 0.0, math.inf, open_low=True),
         "frequency_penalty": lambda p: p._check_number("frequency_penalty", -2.0, 2.0),
         "presence_penalty": lambda p: p._check_number("presence_penalty", -2.0, 2.0),
-        "logprobs_mode": lambda p: p._check_choice("logprobs_mode", ("raw", "processed")),
+        "logprobs_mode": lambda p: p._check_choice("logprobs_mode", get_args(LogprobsMode)),
         "ignore_eos": lambda p: p._check_type("ignore_eos", bool),
         "skip_special_tokens": lambda p: p._check_type("skip_special_tokens", bool),
         "cache_salt": lambda p: p._check_type("cache_salt", str),

@@ -166,8 +166,8 @@ sampling_options = section(
     option("--prompt-logprobs", type=int, metavar="N", help="The same for the tokens of the prompt."),
     option(
         "--logprobs-mode",
-        type=click.Choice(["raw", "processed"]),
-        help="Of the model, or of what is sampled from. [default: raw]",
+        type=click.Choice(["raw", "adjusted", "processed"]),
+        help="Of the model, after masks and penalties, or of what is sampled from. [default: raw]",
     ),
     option(
         "-n", "--num-completions", "n", type=int, metavar="N", help="Completions of each prompt. [default: 1]"

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 
 from core_runner.sampling.option_rows import (
+    AS_ADJUSTED,
+    AS_SAMPLED,
     BITS_ROW,
     ENTRY_ROW,
     FREQUENCY,
@@ -71,8 +73,8 @@ class LogitOptions:
         row = _default_row()
         uses = self._set_penalties(row, slot, params) | self._set_mask(row, slot, params)
         uses |= self._set_entries(row, slot, params) | self._set_words(row, slot, params)
-        if params.logprobs is not None and params.logprobs_mode == "processed":
-            row[PROCESSED] = 1
+        if params.logprobs is not None and params.logprobs_mode != "raw":
+            row[PROCESSED] = AS_SAMPLED if params.logprobs_mode == "processed" else AS_ADJUSTED
             uses |= _PROCESSED
         self._uses_np[slot] = uses
         self._num_entries_np[slot], self._num_words_np[slot] = row[NUM_ENTRIES], row[NUM_WORDS]
@@ -186,7 +188,7 @@ def changes_logits(params: SamplingParams) -> bool:
         or params.min_tokens
         or params.allowed_token_ids is not None
         or _penalties(params) != _NO_PENALTIES
-        or (params.logprobs is not None and params.logprobs_mode == "processed")
+        or (params.logprobs is not None and params.logprobs_mode != "raw")
     )
 
 

@@ -14,6 +14,9 @@ SEEN_ROW, NUM_COUNTED, MASK_ROW, ENTRY_ROW, NUM_ENTRIES, BITS_ROW, WORD_ROW, NUM
 )
 NUM_OPTIONS = 13
 
+# Values of `PROCESSED`: which log-probabilities a slot wants, where not raw ones.
+AS_SAMPLED, AS_ADJUSTED = 1, 2
+
 # Added to an id of an entry that ends the request, and to a count of an id that the prompt holds.
 IS_END = 1 << 30
 IN_PROMPT = 1 << 30
@@ -55,7 +58,7 @@ class OptionRows:
     words: torch.Tensor | None
     max_entries: int  # of the batch
     max_words: int  # of the batch
-    any_processed: bool  # whether some request wants processed log-probabilities
+    any_processed: bool  # whether some request wants other log-probabilities than raw ones
 
     def column(self, column: int) -> torch.Tensor:
         """One option of each logits row, int32 [num_logits]."""

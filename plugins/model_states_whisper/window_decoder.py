@@ -114,7 +114,7 @@ class WindowDecoder:
             "seed": seed,
             "max_tokens": None,
             "logprobs": 0,
-            "logprobs_mode": "processed",
+            "logprobs_mode": "adjusted",  # as in the reference, the temperature does not count
             "logits_processors": _RULES,
         }
         return TaskRequest(prompt, params, window.model_inputs)

@@ -34,6 +34,7 @@ REACHES = [
     ("--allowed-token-id 1 --allowed-token-id 2", "allowed_token_ids", (1, 2)),
     ("--bad-word a --bad-word b", "bad_words", ("a", "b")),
     ("--logprobs-mode processed", "logprobs_mode", "processed"),
+    ("--logprobs-mode adjusted", "logprobs_mode", "adjusted"),
     ("--priority -1", "priority", -1),
     ("--cache-salt s", "cache_salt", "s"),
     ("--keep-special-tokens", "skip_special_tokens", False),

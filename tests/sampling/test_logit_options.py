@@ -47,6 +47,7 @@ OPTIONS = {
     "bad words": {"bad_words": [[12], [5, 6, 7], [6, 28], [3, 29], [5, 6, 13], [*[8] * 12, 30]]},
     "min_tokens": {"min_tokens": 6, "stop_token_ids": (13, 200000)},
     "processed": {"logprobs": 4, "logprobs_mode": "processed"},
+    "adjusted": {"logprobs": 4, "logprobs_mode": "adjusted"},
     "raw": {"logprobs": 2},
 }  # fmt: skip
 SINGLES = [{}, *OPTIONS.values()]
@@ -98,9 +99,12 @@ def check_samples(world, logits):
         token = int(got.token_ids[row])
         assert token == max(scores, key=scores.__getitem__), f"{case.params}"
         if case.params.logprobs is not None:
-            raw = log_softmax(logits[row, : world.vocab_size].tolist())
-            is_processed = case.params.logprobs_mode == "processed"
-            want = processed_logprobs(adjusted[row], case.params) if is_processed else raw
+            wants = {
+                "raw": lambda row: log_softmax(logits[row, : world.vocab_size].tolist()),
+                "adjusted": lambda row: log_softmax(adjusted[row]),
+                "processed": lambda row, case=case: processed_logprobs(adjusted[row], case.params),
+            }
+            want = wants[case.params.logprobs_mode](row)
             check_logprobs(got, row, case.params.logprobs, token, torch.tensor(want))
     return near_ties
 

@@ -41,6 +41,7 @@ OPTIONS = {
     "processor": {"logits_processors": {"halve": {}}},
     "grammar": {"grammar": True},
     "processed": {"logprobs": 4, "logprobs_mode": "processed"},
+    "adjusted": {"logprobs": 4, "logprobs_mode": "adjusted"},
     "raw": {"logprobs": 2},
 }
 SINGLES = [{}, *OPTIONS.values()]
@@ -139,8 +140,10 @@ def check(matrix):
         token = int(scores.argmax())
         assert int(got.token_ids[row]) == token, f"{case.params} of row {row}"
         if case.params.logprobs is not None:
-            is_processed = case.params.logprobs_mode == "processed"
-            want = processed_row(x, case.params) if is_processed else logprobs_row(raw_rows[row])
+            mode = case.params.logprobs_mode
+            want = processed_row(x, case.params) if mode == "processed" else logprobs_row(x)
+            if mode == "raw":
+                want = logprobs_row(raw_rows[row])
             check_logprobs(got, row, case.params.logprobs, token, want)
     assert near_ties <= matrix.num_logits // 50
 
@@ -199,7 +202,7 @@ def test_both_slow_samplers_agree():
 
 
 NUM_DRAWS = 1500
-CHANGING = [name for name in OPTIONS if name not in ("processed", "raw")]
+CHANGING = [name for name in OPTIONS if name not in ("processed", "adjusted", "raw")]
 
 
 def chi_square_limit(degrees):

@@ -3,7 +3,7 @@
     best         = max over id of out[row, id]
     out[row, id] = (out[row, id] - best) / T   where out[row, id] >= thresholds[row], else -inf
 
-for the rows whose slot wants processed log-probabilities, in place; T is the row's temperature, or 1 where that is 0:
+for the rows whose slot wants the log-probabilities of that, in place; T is the row's temperature, or 1 where that is 0:
 a greedy row has the distribution of its adjusted logits. The difference comes first, so that nothing overflows and no
 two infinities meet.
 
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import torch
 
-from core_runner.sampling.option_rows import PROCESSED, OptionRows
+from core_runner.sampling.option_rows import AS_SAMPLED, PROCESSED, OptionRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
 _BLOCK = 4096
 _LEAST_TEMPERATURE = 1e-30  # its inverse is finite, and only the largest logits are left by then
-_PROCESSED, _LEAST = tl.constexpr(PROCESSED), tl.constexpr(_LEAST_TEMPERATURE)
+_PROCESSED, _AS_SAMPLED = tl.constexpr(PROCESSED), tl.constexpr(AS_SAMPLED)
+_LEAST = tl.constexpr(_LEAST_TEMPERATURE)
 
 
 def processed_logits_torch(
@@ -33,7 +34,7 @@ def processed_logits_torch(
     scaled = torch.where(out == best, 0.0, (out - best) / scale)
     if thresholds is not None:
         scaled = scaled.masked_fill(out < thresholds[:, None], -torch.inf)
-    out.copy_(torch.where(rows.column(PROCESSED)[:, None] > 0, scaled, out))
+    out.copy_(torch.where(rows.column(PROCESSED)[:, None] == AS_SAMPLED, scaled, out))
 
 
 @triton.jit
@@ -53,7 +54,7 @@ def _processed_logits_kernel(
     """One row: its maximum, then its values."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    if tl.load(table + slot * table_stride + _PROCESSED) > 0:
+    if tl.load(table + slot * table_stride + _PROCESSED) == _AS_SAMPLED:
         base = out + row * out_stride
         lane = tl.arange(0, BLOCK)
         most = tl.full((BLOCK,), -float("inf"), tl.float32)
@@ -76,7 +77,7 @@ def _processed_logits_kernel(
 def processed_logits_triton(
     rows: OptionRows, temperature: torch.Tensor, thresholds: torch.Tensor | None, out: torch.Tensor
 ) -> None:
-    """One program for every row; a row that wants raw log-probabilities, or none, leaves at once."""
+    """One program for every row; a row that wants other log-probabilities, or none, leaves at once."""
     _processed_logits_kernel[(out.shape[0],)](
         rows.slots,
         rows.options,
