@@ -38,6 +38,7 @@ class ToyState(ModelState):
     api_version: ClassVar[int] = 1
     architectures: ClassVar[tuple[str, ...]] = ("ToyLogitsForCausalLM",)
     capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache"})
+    input_names: ClassVar[frozenset[str]] = frozenset({"stale"})
     logits: ClassVar[Logits]
     cached: ClassVar[bool]
 
