@@ -5,7 +5,8 @@ same time, the requests in one continuous batch with everybody's. It is sent the
 result of its own. So the plugin says what depends on what, and the core owns requests, batches and aborts as for any
 other.
 
-Where one of what it waits for fails, the others are given up, and the error is raised in the program at its `yield`.
+It goes on between two steps: it may look at what the model keeps and ask the device for something, and everybody waits
+while it does not yield. Where one of what it waits for fails, the others are given up, and the error is raised in the program at its `yield`.
 """
 
 from __future__ import annotations
