@@ -6,7 +6,8 @@ result of its own. So the plugin says what depends on what, and the core owns re
 other.
 
 It goes on between two steps: it may look at what the model keeps and ask the device for something, and everybody waits
-while it does not yield. Where one of what it waits for fails, the others are given up, and the error is raised in the program at its `yield`.
+while it does not yield. Where one of what it waits for fails, the others are given up, and the error is raised in the
+program at its `yield`.
 """
 
 from __future__ import annotations
