@@ -22,8 +22,8 @@ import transformers
 from clip_pool import CHUNK_BYTES, ClipPool, move
 from clips import Chunk, chunks, clips, start_workers
 from speech_model import IGNORED, Losses, Trainee, build_model, decode, encode
-from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperTokenizer
-from vocabulary import build_tokenizer, generation_config, save_tokenizer
+from transformers import GenerationConfig, WhisperForConditionalGeneration
+from vocabulary import build_tokenizer, generation_config, read_tokenizer, save_tokenizer
 from windows import WindowMaker, Windows, WindowShape
 
 WARMUP_STEPS, DECAY_SHARE, SHORT_SHARE = 300, 0.5, 0.4
@@ -147,7 +147,7 @@ class Trainer:
         self.args, self.device = args, device
         self._started = time.perf_counter()
         init = args.init
-        self.tokenizer = WhisperTokenizer.from_pretrained(init) if init else build_tokenizer(args.seed)
+        self.tokenizer = read_tokenizer(init) if init else build_tokenizer(args.seed)
         self.feeder = Feeder(args.seed, args.workers, self.tokenizer)
         num_chunks = max(1, int(args.pool_gb * 1e9 / CHUNK_BYTES))
         self.pool = ClipPool(num_chunks, device)

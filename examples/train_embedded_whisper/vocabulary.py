@@ -58,6 +58,14 @@ def build_tokenizer(seed: int = 0) -> WhisperTokenizer:
     return tokenizer
 
 
+def read_tokenizer(folder: Path) -> WhisperTokenizer:
+    """The tokenizer of a checkpoint, as it was saved."""
+    tokenizer = WhisperTokenizer.from_pretrained(folder)
+    for name in ("is_local", "local_files_only"):  # how it was read, which transformers would save with it
+        tokenizer.init_kwargs.pop(name, None)
+    return tokenizer
+
+
 def save_tokenizer(tokenizer: WhisperTokenizer, folder: Path) -> None:
     """Its files, and those of the feature extractor."""
     from transformers import WhisperFeatureExtractor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -66,6 +67,11 @@ class WhisperState(ModelState):
         """Positions of the decoder; `max_length` of the files is no limit (it reads 20 in some, 448 in others)."""
         positions = getattr(config.hf_config, "max_target_positions", None)
         return super().max_model_len(config) if positions is None else int(positions)
+
+    @classmethod
+    def embedded_model(cls) -> Path | None:
+        """The tiny Whisper in this package, which `examples/train_embedded_whisper` makes."""
+        return Path(__file__).parent / "embedded_model"
 
     def tasks(self) -> Mapping[str, Any]:
         """Transcription."""
