@@ -35,9 +35,10 @@ from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.triton_import import tl, triton
 
 RUNGS = 3
+_FEW = 64  # groups above an id whose ids the row's own program sums
 LEAST_NEED = 1e-30  # top_p may be too small for a float32; the best id is in the nucleus all the same
 _NEED, _SURE = tl.constexpr(LEAST_NEED), tl.constexpr(1 - 1e-5)
-_FEW, _MARGIN = tl.constexpr(64), tl.constexpr(0.05)
+_MARGIN = tl.constexpr(0.05)
 
 
 class Launch(NamedTuple):
@@ -67,14 +68,27 @@ def new_ladder(num_rows: int, device: torch.device) -> Ladder:
 
 @triton.jit
 def _is_inside(
-    source, most, masses, holder_logits, num_groups, chosen, logit, peak, scale, need, top_p, PADDED, TILE
+    source,
+    most,
+    masses,
+    holder_logits,
+    num_groups,
+    chosen,
+    logit,
+    peak,
+    scale,
+    need,
+    top_p,
+    PADDED,
+    TILE,
+    FEW,
 ) -> Any:
     """Whether the ids with larger logits have less mass than `need`: 1 if so, 0 if not, 2 likely, 3 perhaps."""
     is_above = most > logit
     inside = tl.full((), 1, tl.int32)
     # All ids of the groups that have one are an upper bound.
     if tl.sum(tl.where(is_above, masses, 0.0), axis=0) >= need * _SURE:
-        if tl.sum(is_above.to(tl.int32), axis=0) <= _FEW:
+        if tl.sum(is_above.to(tl.int32), axis=0) <= FEW:
             mass = mass_above(source, most, chosen, logit, peak, scale, PADDED, TILE)
             inside = (mass < need).to(tl.int32)
         else:
@@ -118,6 +132,7 @@ def _filtered_kernel(
     RUNGS: tl.constexpr,
     PADDED: tl.constexpr,
     TILE: tl.constexpr,
+    FEW: tl.constexpr,
 ) -> None:
     """One row of a batch that filters."""
     row = tl.program_id(0).to(tl.int64)
@@ -181,6 +196,7 @@ def _filtered_kernel(
                 top_p,
                 PADDED,
                 TILE,
+                FEW,
             )
             if (inside > 1) | ((inside == 1) & (num_rungs > 0)):
                 tl.store(rung_ids + num_rungs, token_id)
@@ -238,6 +254,7 @@ def filtered_argmax_triton(
         RUNGS=RUNGS,
         PADDED=triton.next_power_of_2(num_groups),
         TILE=TILE,
+        FEW=_FEW,
         num_warps=LAUNCH.num_warps,
         maxnreg=LAUNCH.max_registers,
     )
