@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -132,6 +133,16 @@ def test_windows_are_as_full_as_pauses_allow() -> None:
     assert windows[0].start == 0
     assert abs(windows[0].end - 2500) <= 20, "rather than a window of three seconds and one of thirty"
     assert windows[1] == Stretch(windows[0].end, 3300)
+
+
+def test_little_is_held_beside_the_samples() -> None:
+    samples = np.tile(recording(60, [(1.0, 20.0), (25.0, 55.0)], 30), 10)
+    tracemalloc.start()
+    speech = map_speech(samples, RATE, LONGEST)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(speech.windows) >= 20
+    assert peak < samples.nbytes / 5
 
 
 def test_levels_are_power_without_the_mean() -> None:

@@ -251,6 +251,7 @@ def test_d03_silence_between_speech_is_not_even_decoded_in_parallel() -> None:
     model = ScriptedModel(say_markers)
     transcript = model.transcribe(samples, windows="parallel")
     assert len(model.asked) == 2
+    assert all(np.shares_memory(request.model_inputs["audio"], samples) for request in model.asked)
     assert [round(s.start, 1) for s in transcript.segments] == [1.0, 3.0, 8.0, 61.0, 65.0]
 
 
