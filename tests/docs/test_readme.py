@@ -41,7 +41,8 @@ def test_python_blocks_compile(block):
 
 
 @pytest.mark.parametrize("block", LOCAL, ids=lambda block: block.splitlines()[0])
-def test_python_blocks_run(block, capsys):
+def test_python_blocks_run(block, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)  # where a person reads it
     namespace = {"__name__": "readme"}
     exec(compile(block, "README.md", "exec"), namespace)
     if "LLM()" in block:
@@ -49,6 +50,8 @@ def test_python_blocks_run(block, capsys):
         shown = capsys.readouterr().out
         assert shown.startswith(f"Once upon a time -> {text} ")
         assert shown.endswith(text)
+    if "transcript" in namespace:
+        assert capsys.readouterr().out.split()[-2:] == ["you,", "Ella."]
     if "runner" in namespace:
         assert len(namespace["tokens"]) == 8
 
