@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from support.drained import Drained
 from support.phases import pushing_out
-from support.toy_model import ToyPlugin, ToyTable, save_toy, weight
+from support.toy_model import Listener, ToyPlugin, ToyTable, save_toy, weight
 
 from core_runner import LLM, SamplingParams, TextDelta, completion_seed
 
@@ -212,7 +212,7 @@ def test_pool_for_two_at_a_time(toy: dict[str, Any], alone: list[list[int]], dra
 def test_model_inputs_are_shared_within_the_group_alone(
     toy: dict[str, Any], alone: list[list[int]], drained: Drained
 ) -> None:
-    llm = drained(**toy)
+    llm = drained(**toy, extensions=[Listener()])
     prompt = {"prompt_token_ids": PROMPT, "model_inputs": {"audio": 1}}
     for _ in range(2):
         with counting_tokens(llm) as counts:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.drained import Drained
 from support.reference import assert_exact
+from support.toy_model import Listener
 
 from core_runner import SamplingParams
 
@@ -39,7 +40,8 @@ def _run(llm: LLM, model: TinyModel, *prompts: list[int]) -> list[RequestOutput]
 
 @pytest.fixture
 def llm(llama: TinyModel, drained: Drained) -> LLM:
-    return drained(llama.directory, device="cpu", block_size=16, max_num_reqs=8, enable_prefix_caching=True)
+    options = {"device": "cpu", "block_size": 16, "max_num_reqs": 8, "enable_prefix_caching": True}
+    return drained(llama.directory, extensions=[Listener()], **options)
 
 
 def test_repeated_prompts_hit_all_but_the_last_token(llm: LLM, llama: TinyModel) -> None:

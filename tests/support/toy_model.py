@@ -19,6 +19,7 @@ from model_states import (
     CacheGroup,
     Caches,
     CacheTensor,
+    Component,
     InputBatch,
     ModelConfig,
     ModelState,
@@ -144,3 +145,9 @@ def save_toy(directory: Path, vocab_size: int, **config: Any) -> str:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     return str(directory)
+
+
+class Listener(Component):
+    """An extension that reads `audio` and does nothing with it: requests may bring it to any model."""
+
+    input_names = frozenset({"audio"})
