@@ -3,7 +3,7 @@
     python benchmarks/audio_loading.py --minutes 10 --files 64
 
 Files are made with PyAV's encoders; each is read several times, so it comes out of the page cache. Needs the extra
-`audio`. See docs/benchmarks.md.
+`audio`.
 """
 
 from __future__ import annotations
