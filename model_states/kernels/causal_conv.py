@@ -217,15 +217,19 @@ def _decode_kernel(
     acc = tl.zeros((BLOCK_D,), tl.float32)
     if HAS_BIAS:
         acc += tl.load(bias + d, mask=inside, other=0.0).to(tl.float32)
+    # All inputs are asked for before one is moved, since no read may pass a write; the second reads hit the cache.
     for k in tl.static_range(WIDTH):
         if k < WIDTH - 1:
-            value = tl.load(pool + source + k * SIZE + d, mask=is_real, other=0.0)
+            value = tl.load(pool + source + k * SIZE + d, mask=is_real, other=0.0).to(tl.float32)
         else:
-            value = tl.load(x + row * x_stride + d, mask=is_real, other=0.0)
-        if k > 0:
-            tl.store(pool + target + (k - 1) * SIZE + d, value.to(pool.dtype.element_ty), mask=is_real)
-        at = weight + d * d_stride + k * k_stride
-        acc += value.to(tl.float32) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
+            value = tl.load(x + row * x_stride + d, mask=is_real, other=0.0).to(tl.float32)
+        acc += value * tl.load(weight + d * d_stride + k * k_stride, mask=inside, other=0.0).to(tl.float32)
+    for k in tl.static_range(WIDTH - 1):
+        if k < WIDTH - 2:
+            moved = tl.load(pool + source + (k + 1) * SIZE + d, mask=is_real, other=0.0)
+        else:
+            moved = tl.load(x + row * x_stride + d, mask=is_real, other=0.0).to(pool.dtype.element_ty)
+        tl.store(pool + target + k * SIZE + d, moved, mask=is_real)
     if SILU:
         acc = acc * tl.sigmoid(acc)
     tl.store(out + row * SIZE + d, tl.where(is_real, acc, 0.0).to(out.dtype.element_ty), mask=inside)

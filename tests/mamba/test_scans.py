@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mamba.step_cases import DECODE, MIXED, expected_states, make_pool, make_step
-from model_states_mamba.kernels import selective_scan, ssd_scan
+from model_states_mamba.kernels import selective_scan, ssd_decode, ssd_scan
 from torch.nn import functional
 
 CASES = [*MIXED, DECODE]
@@ -161,3 +161,12 @@ def test_state_may_be_kept_in_fewer_bits(device) -> None:
             y[tokens] = part[: last - first]
         results[dtype] = y
     torch.testing.assert_close(results[torch.bfloat16], results[torch.float32], rtol=0.1, atol=0.15)
+
+
+@pytest.mark.parametrize("item_size", [2, 4])
+@pytest.mark.parametrize("block", [16 * 16, 32 * 128, 64 * 64, 64 * 128, 64 * 256, 64 * 512])
+def test_a_state_fits_in_the_registers_of_its_program(block: int, item_size: int) -> None:
+    options = ssd_decode.launch_options(block, item_size)
+    threads = 32 * options["num_warps"]
+    assert threads * options["maxnreg"] <= 65536
+    assert block // threads <= options["maxnreg"] // 2

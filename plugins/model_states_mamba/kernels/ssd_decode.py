@@ -89,28 +89,41 @@ def _ssd_decode_kernel(
     has_p, has_n = p < tl.where(final > 0, HEAD_SIZE, 0), n < STATE_SIZE
     has_state = has_p[:, None] & has_n[None, :]
     place = (head * HEAD_SIZE + p[:, None]) * STATE_SIZE + n[None, :]
+    at = head * HEAD_SIZE + p
+    gates, factors = 0.0, 1.0
+    if HAS_NORM:
+        factors = tl.load(norm_weight + at, mask=has_p, other=0.0).to(tl.float32)
+    decay_rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(dt_bias + head)
     # The step before wrote the state: it may be read ahead of the convolution, which comes just before.
     state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
+    # All that is read is asked for before the state is written, since no read may pass a write.
     raw = tl.load(dt + row * dt_stride + head, mask=final > 0, other=0.0).to(tl.float32)
-    seconds = tl.minimum(tl.maximum(softplus(raw + tl.load(dt_bias + head)), dt_low), dt_high)
-    xs = tl.load(x + row * x_stride + head * HEAD_SIZE + p, mask=has_p, other=0.0).to(tl.float32)
+    if HAS_GATE:
+        gates = tl.load(gate + row * gate_stride + at, mask=has_p, other=0.0).to(tl.float32)
+    xs = tl.load(x + row * x_stride + at, mask=has_p, other=0.0).to(tl.float32)
     bs = tl.load(b + row * b_stride + group * STATE_SIZE + n, mask=has_n, other=0.0).to(tl.float32)
     cs = tl.load(c + row * c_stride + group * STATE_SIZE + n, mask=has_n, other=0.0).to(tl.float32)
-    state = state * tl.exp(seconds * tl.load(a + head)) + (seconds * xs)[:, None] * bs[None, :]
+    seconds = tl.minimum(tl.maximum(softplus(raw + bias), dt_low), dt_high)
+    state = state * tl.exp(seconds * decay_rate) + (seconds * xs)[:, None] * bs[None, :]
     tl.store(pool + final * pool_stride + place, state.to(pool.dtype.element_ty), mask=has_state)
-    ys = tl.sum(state * cs[None, :], 1) + tl.load(d + head) * xs
-    at = head * HEAD_SIZE + p
+    ys = tl.sum(state * cs[None, :], 1) + skip * xs
     squares_at = squares + (row * NUM_HEADS + head) * tl.num_programs(2) + tl.program_id(2)
-    gate_at = gate + row * gate_stride + at
-    ys = gated(ys, gate_at, norm_weight + at, squares_at, has_p, True, HAS_GATE, HAS_NORM, GATE_LAST)
+    ys = gated(ys, gates, factors, squares_at, True, HAS_GATE, HAS_NORM, GATE_LAST)
     tl.store(y + row * (NUM_HEADS * HEAD_SIZE) + at, ys.to(y.dtype.element_ty), mask=p < HEAD_SIZE)
 
 
-# On an H200, 64 channels took 101 us with 8 warps and 108 with 4; 32 channels 51 with one and 55 with 4. What 8 warps
-# hold fits in 64 registers of each thread, which lets four programs run on a multiprocessor.
-_WIDE = {"num_warps": 8, "maxnreg": 64}
+def launch_options(block: int, item_size: int) -> dict[str, int]:
+    """Warps of a program that holds a state of `block` numbers of so many bytes, and registers of each thread.
+
+    On an H200 64 x 128 took 101 us with 8 warps and 108 with 4, 32 x 128 took 52 with 2 and 55 with 4. More programs
+    on a multiprocessor reach more of the memory's rate, so each is kept to the registers that it needs.
+    """
+    num_warps = min(block // 1024, 16) if block >= 8192 else max(block // 2048, 1)
+    by_thread = block // (32 * num_warps)
+    few = 64 if item_size <= 2 else 96
+    return {"num_warps": num_warps, "maxnreg": few if by_thread <= 32 else 128}
 
 
 def ssd_decode_triton(
@@ -126,6 +139,7 @@ def ssd_decode_triton(
 ) -> None:
     """Launch one program for each row, head and piece of a head."""
     num_heads, head_size = pool.shape[1:3]
+    sizes = constants(pool, b, after)
     _ssd_decode_kernel[(num_heads, len(step.seq_lens), num_pieces(head_size))](
         *(x, dt, b, c, weights.a, weights.d, weights.dt_bias, *weights.dt_limits, pool),
         step.source_rows,
@@ -133,7 +147,7 @@ def ssd_decode_triton(
         y,
         *gate_arguments(x, after),
         *(x.stride(0), dt.stride(0), b.stride(0), c.stride(0)),
-        **constants(pool, b, after),
-        **(_WIDE if head_size > 32 else {"num_warps": 1}),
+        **sizes,
+        **launch_options(sizes["BLOCK_P"] * sizes["BLOCK_N"], pool.element_size()),
         **programmatic_launch(x),
     )

@@ -64,24 +64,25 @@ def by_head(groups: torch.Tensor, num_heads: int) -> torch.Tensor:
 @triton.jit
 def gated(
     y,
-    gate_at,
-    weight_at,
+    gates,
+    factors,
     squares_at,
-    mask,
     valid,
     HAS_GATE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     GATE_LAST: tl.constexpr,
 ) -> tl.tensor:
-    """y [.., channels] with gate and weight where `mask`; writes sums of squares over the channels where `valid`."""
+    """y [.., channels] with gates and a norm's factors; writes sums of squares over the channels where `valid`.
+
+    Channels that are none have y = 0.
+    """
     if HAS_GATE:
-        gates = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
         before = y
         y *= gates * tl.sigmoid(gates)
         if HAS_NORM:
             squared = before if GATE_LAST else y
-            tl.store(squares_at, tl.sum(tl.where(mask, squared * squared, 0.0), len(y.shape) - 1), mask=valid)
-            y *= tl.load(weight_at, mask=mask, other=0.0).to(tl.float32)
+            tl.store(squares_at, tl.sum(squared * squared, len(y.shape) - 1), mask=valid)
+            y *= factors
     return y
 
 

@@ -162,6 +162,10 @@ def _ssd_scan_kernel(
         decay_rate, skip = tl.load(a + head), tl.load(d + head)
         bias = tl.load(dt_bias + head)
         state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
+        at = head * HEAD_SIZE + p[None, :]
+        factors = tl.full((1, BLOCK_P), 1.0, tl.float32)
+        if HAS_NORM:
+            factors = tl.load(norm_weight + at, mask=(p < HEAD_SIZE)[None, :], other=0.0).to(tl.float32)
         unit, num_chunks = row_chunks(computed, end, scratch, CHUNK)
         for k in range(num_chunks):
             first, last = chunk_bounds(computed, end, unit, k)
@@ -172,7 +176,11 @@ def _ssd_scan_kernel(
             seconds = tl.where(has_t, seconds, 0.0)
             has_x = has_t[:, None] & (p < HEAD_SIZE)[None, :]
             has_b = has_t[:, None] & has_n[None, :]
-            xs = tl.load(x + token[:, None] * x_stride + head * HEAD_SIZE + p[None, :], mask=has_x, other=0.0)
+            xs = tl.load(x + token[:, None] * x_stride + at, mask=has_x, other=0.0)
+            gates = tl.zeros((BLOCK_T, BLOCK_P), tl.float32)
+            if HAS_GATE:
+                gate_at = gate + token[:, None] * gate_stride + at
+                gates = tl.load(gate_at, mask=has_x, other=0.0).to(tl.float32)
             bs = tl.load(
                 b + token[:, None] * b_stride + group * STATE_SIZE + n[None, :], mask=has_b, other=0.0
             )
@@ -186,11 +194,8 @@ def _ssd_scan_kernel(
             ys = tl.dot(cs, tl.trans(state).to(cs.dtype), input_precision="ieee") * tl.exp(decay)[:, None]
             ys += tl.dot(gathered.to(xs.dtype), xs, input_precision="ieee")
             ys += skip * xs.to(tl.float32)
-            at = head * HEAD_SIZE + p[None, :]
-            gate_at = gate + token[:, None] * gate_stride + at
-            weight_at = norm_weight + at + 0 * token[:, None]
             squares_at = squares + (token * NUM_HEADS + head) * tl.num_programs(2) + tl.program_id(2)
-            ys = gated(ys, gate_at, weight_at, squares_at, has_x, has_t, HAS_GATE, HAS_NORM, GATE_LAST)
+            ys = gated(ys, gates, factors, squares_at, has_t, HAS_GATE, HAS_NORM, GATE_LAST)
             target = y + token[:, None] * (NUM_HEADS * HEAD_SIZE) + at
             tl.store(target, ys.to(y.dtype.element_ty), mask=has_x)
             left = bs.to(tl.float32) * (tl.exp(total - decay) * seconds)[:, None]
