@@ -62,8 +62,7 @@ class Launch(NamedTuple):
 
 
 PLAIN = Launch(1, None)
-FILTERED = Launch(1, 168)
-OVERLAID = Launch(1, None)
+WITH_MORE = Launch(1, 168)  # filters or an overlay: twelve programs at once on an H200's multiprocessor
 
 _NO_ID, _PART_VALUES = tl.constexpr(2**31 - 1), tl.constexpr(PART_VALUES)
 
@@ -331,7 +330,7 @@ def group_maxima_triton(
     """One program for every `PART` groups of every row."""
     stride = rows.temperature.stride(0)
     assert stride == rows.top_k.stride(0) == rows.top_p.stride(0)
-    shape = OVERLAID if overlay is not None else FILTERED if groups.sums is not None else PLAIN
+    shape = PLAIN if overlay is None and groups.sums is None else WITH_MORE
     launch = programmatic_launch(logits)
     launch.pop("launch_pdl", None)  # nothing to run ahead of
     _group_maxima_kernel[(groups.parts.shape[2], logits.shape[0])](

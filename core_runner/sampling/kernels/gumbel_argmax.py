@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from core_runner.sampling.kernels.draw import first_best_torch, look_into_groups
+from core_runner.sampling.kernels.draw import TILE, first_best_torch, look_into_groups
 from core_runner.sampling.kernels.group_maxima import (
     LEAST_TEMPERATURE,
     PART_VALUES,
@@ -41,7 +41,6 @@ from model_states.kernels.programmatic_launch import gdc_wait, programmatic_laun
 from model_states.kernels.triton_import import tl, triton
 
 _NO_ID, _PART_VALUES = tl.constexpr(2**31 - 1), tl.constexpr(PART_VALUES)
-_TILE = 64  # groups whose ids are scored together; few rows of a language model want more
 
 LAUNCH = Launch()
 
@@ -190,7 +189,7 @@ def _plain_triton(
         purpose=purpose,
         PADDED=triton.next_power_of_2(num_groups),
         PARTS=triton.next_power_of_2(num_parts),
-        TILE=_TILE,
+        TILE=TILE,
         num_warps=LAUNCH.num_warps,
         maxnreg=LAUNCH.max_registers,
         **programmatic_launch(logits),

@@ -86,17 +86,19 @@ def _is_inside(
     """Whether the ids with larger logits have less mass than `need`: 1 if so, 0 if not, 2 likely, 3 perhaps."""
     is_above = most > logit
     inside = tl.full((), 1, tl.int32)
-    # All ids of the groups that have one are an upper bound.
+    # All ids of the groups that have one are an upper bound, and their largest ids a lower one.
     if tl.sum(tl.where(is_above, masses, 0.0), axis=0) >= need * _SURE:
-        if tl.sum(is_above.to(tl.int32), axis=0) <= FEW:
-            mass = mass_above(source, most, chosen, logit, peak, scale, PADDED, TILE)
-            inside = (mass < need).to(tl.int32)
-        else:
-            # The holders are as good as drawn at random: one of every 64 ids.
-            held = load_row(holder_logits, source[1], num_groups, PADDED)
-            weight = weights(held, peak, scale)
-            part = tl.sum(tl.where(held > logit, weight, 0.0), axis=0)
-            inside = tl.where(part < tl.sum(weight, axis=0) * (top_p - _MARGIN), 2, 3)
+        inside = tl.full((), 0, tl.int32)
+        if tl.sum(tl.where(is_above, weights(most, peak, scale), 0.0), axis=0) * _SURE < need:
+            if tl.sum(is_above.to(tl.int32), axis=0) <= FEW:
+                mass = mass_above(source, most, chosen, logit, peak, scale, PADDED, TILE)
+                inside = (mass < need).to(tl.int32)
+            else:
+                # The holders are as good as drawn at random: one of every 64 ids.
+                held = load_row(holder_logits, source[1], num_groups, PADDED)
+                weight = weights(held, peak, scale)
+                part = tl.sum(tl.where(held > logit, weight, 0.0), axis=0)
+                inside = tl.where(part < tl.sum(weight, axis=0) * (top_p - _MARGIN), 2, 3)
     return inside
 
 

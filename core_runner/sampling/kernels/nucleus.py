@@ -38,8 +38,7 @@ from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-MASSES_WARPS, SPAN, MASSES_REGISTERS, MASKED = 4, 2, None, True
-NUCLEUS_WARPS = 8
+_SPAN = 2  # parts of a row whose mass one program sums
 _GROUP = tl.constexpr(GROUP)
 
 
@@ -69,9 +68,7 @@ def _masses_kernel(
     slots,
     temperatures,
     parameter_stride,
-    maxima,
     parts,
-    num_groups,
     num_parts,
     rung_logits,
     edge,
@@ -81,7 +78,6 @@ def _masses_kernel(
     PART_VALUES: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
-    MASKED: tl.constexpr,
 ) -> None:
     """The mass above each rung of one row, in SPAN parts of GROUPS groups each."""
     row = tl.program_id(1).to(tl.int64)
@@ -97,13 +93,8 @@ def _masses_kernel(
         if tl.load(parts + row * PART_VALUES * num_parts + part) > lowest:
             groups = part * GROUPS + tl.arange(0, GROUPS)
             ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-            inside = ids < vocab_size
-            if MASKED:
-                most = tl.load(
-                    maxima + row * num_groups + groups, mask=groups < num_groups, other=-float("inf")
-                )
-                inside = (most > lowest)[:, None] & inside
-            x = tl.load(logits + row * logits_stride + ids, mask=inside, other=-float("inf")).to(tl.float32)
+            at = logits + row * logits_stride + ids
+            x = tl.load(at, mask=ids < vocab_size, other=-float("inf")).to(tl.float32)
             x = overlaid(x, ids, groups, row, vocab_size, overlay)
             weight = tl.where(x > lowest, weights(x, best, scale), 0.0)
             tl.store(target, tl.sum(tl.sum(weight, axis=1), axis=0))
@@ -204,17 +195,15 @@ def _masses_triton(
     masses: torch.Tensor,
     overlay: Overlay | None,
 ) -> None:
-    """One program for every `SPAN` parts of every row."""
-    _masses_kernel[(triton.cdiv(groups.parts.shape[2], SPAN), logits.shape[0])](
+    """One program for every `_SPAN` parts of every row."""
+    _masses_kernel[(triton.cdiv(groups.parts.shape[2], _SPAN), logits.shape[0])](
         logits,
         logits.stride(0),
         vocab_size,
         rows.slots,
         rows.temperature,
         rows.temperature.stride(0),
-        groups.maxima,
         groups.parts,
-        groups.maxima.shape[1],
         groups.parts.shape[2],
         ladder.logits,
         ladder.edge,
@@ -223,10 +212,8 @@ def _masses_triton(
         RUNGS=RUNGS,
         PART_VALUES=PART_VALUES,
         GROUPS=PART,
-        SPAN=SPAN,
-        MASKED=MASKED,
-        num_warps=MASSES_WARPS,
-        maxnreg=MASSES_REGISTERS,
+        SPAN=_SPAN,
+        num_warps=4,
     )
 
 
@@ -274,7 +261,7 @@ def nucleus_triton(
         PADDED=triton.next_power_of_2(num_groups),
         PARTS=triton.next_power_of_2(num_parts),
         TILE=TILE,
-        num_warps=NUCLEUS_WARPS,
+        num_warps=8,
         maxnreg=128,
     )
 

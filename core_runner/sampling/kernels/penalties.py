@@ -33,7 +33,7 @@ from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
 _BLOCK = 1024
-WORDS, WORDS_WARPS = 512, 4
+_WORDS = 128  # of bits, that a program goes through
 _SEEN_ROW, _NUM_COUNTED = tl.constexpr(SEEN_ROW), tl.constexpr(NUM_COUNTED)
 _REPETITION, _FREQUENCY, _PRESENCE = (
     tl.constexpr(REPETITION),
@@ -168,7 +168,7 @@ def penalized_values_triton(
     """One program for every block of words of every row."""
     assert rows.seen is not None
     assert rows.seen_bits is not None
-    _penalized_values_kernel[(logits.shape[0], triton.cdiv(vocab_size, 32 * WORDS))](
+    _penalized_values_kernel[(logits.shape[0], triton.cdiv(vocab_size, 32 * _WORDS))](
         logits,
         logits.stride(0),
         vocab_size,
@@ -183,8 +183,8 @@ def penalized_values_triton(
         rows.seen.stride(0),
         out,
         out.stride(0),
-        BLOCK=WORDS,
-        num_warps=WORDS_WARPS,
+        BLOCK=_WORDS,
+        num_warps=1,
     )
 
 

@@ -45,7 +45,6 @@ _GROUP = tl.constexpr(GROUP)
 # Low bits of a float32 that are zero in every logit of a type: a search has as many steps fewer.
 _ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 _MIN_TEMPERATURE = 1e-30  # its inverse is finite; a smaller temperature leaves only the largest logits anyway
-NUM_WARPS = 8
 _SLACK = tl.constexpr(14)  # maxima more than k that end the search for the k-th
 
 
@@ -273,7 +272,7 @@ def top_k_top_p_triton(
         ZERO_BITS=_ZERO_BITS[logits.dtype if overlay is None else torch.float32],
         PADDED=triton.next_power_of_2(groups.maxima.shape[1]),
         TILE=min(_TILE, triton.next_power_of_2(groups.maxima.shape[1])),
-        num_warps=NUM_WARPS,
+        num_warps=8,
     )
 
 
