@@ -36,7 +36,9 @@ CASES = {
         {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
         "1, with a bit for each id; some 500 ids twice",
     ),
-    "bias": Case({"logit_bias": dict.fromkeys(range(0, 900, 3), 0.5)}, "1, with a bit for each id; 300 ids twice"),
+    "bias": Case(
+        {"logit_bias": dict.fromkeys(range(0, 900, 3), 0.5)}, "1, with a bit for each id; 300 ids twice"
+    ),
     "allowed": Case({"allowed_token_ids": range(0, 1000, 2)}, "1, with masks"),
     "logprobs 5": Case({"logprobs": 5}, "2"),
     "greedy, logprobs 5": Case({"temperature": 0.0, "logprobs": 5}, "2"),
