@@ -167,7 +167,9 @@ class LLM:
         alone. on_advance: called when some have gone on. Closing the iterator aborts what is not finished.
         """
         num_reqs = self.config.max_num_reqs
-        call = Call([], False, self.engine, self._processor, wants_text=False, most_queued=num_reqs)
+        # A short queue: programs that go on come soon, while what they share is still kept.
+        queue = max(num_reqs // 8, 4)
+        call = Call([], False, self.engine, self._processor, wants_text=False, most_queued=queue)
         most_requests = num_reqs + max(num_reqs // 4, 1)
         return TaskCall(call, self._make_job, self._step, self._lock, most_requests).run(programs, on_advance)
 

@@ -123,7 +123,14 @@ class WindowDecoder:
         """How likely the model finds "no speech" right behind the start token, before any rule."""
         start = len(prompt) - 1 - prompt[::-1].index(self._tokens.start_id)
         no_speech = self._tokens.no_speech_id
-        params = {"temperature": 0.0, "max_tokens": 1, "allowed_token_ids": [no_speech], "logprobs": 0}
+        params = {
+            "temperature": 0.0,
+            "max_tokens": 1,
+            "allowed_token_ids": [no_speech],
+            "logprobs": 0,
+            # It runs beside the request that begins alike, so there is nothing to share yet.
+            "cache_salt": "no speech",
+        }
         return TaskRequest(prompt[: start + 1], params, window.model_inputs)
 
     def _judge(
