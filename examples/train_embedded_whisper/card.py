@@ -2,9 +2,12 @@
 
 import argparse
 import json
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
+from evaluate import noises
 from sentences import HELDOUT_SHARE, TEMPLATES
 from voices import ACCENTS, HELDOUT_VARIANTS, VARIANTS
 
@@ -32,8 +35,8 @@ nothing there. Use it to see that an engine works; for speech, take a real Whisp
 ## Figures
 
 By `evaluate.py`, with transformers' `generate`, greedy, on held-out sentences in held-out voices: one sentence in
-{heldout_share} of the grammar's, and {num_heldout_voices} of the {num_voices} speakers of espeak that are used, are
-never in the training speech, in any accent. {device}, {dtype}, torch {torch}, transformers {transformers}.
+{heldout_share} of the grammar's, and {num_heldout_voices} of the {num_voices} speakers that are used here, are never in
+the training speech, in any accent. {device}, {dtype}, torch {torch}, transformers {transformers}.
 
 | recordings | words | word error rate | without case and punctuation |
 |---|--:|--:|--:|
@@ -51,8 +54,9 @@ starts off by {words[start][mean]:.3f} s in the mean, {words[start][within_0.1]:
 {words[end][mean]:.3f} s, {words[end][within_0.1]:.0%}. The truth is espeak's own report of where
 its words begin; of words that it runs together ("in the") it is a guess by their letters.
 
-Probability of no speech: at most {speech_no_speech:.2g} in a window with speech, and at least {noise_no_speech}.
-{silence_text}
+Probability of no speech: at most {speech_no_speech:.2g} in a window with speech, and at least {noise_no_speech}. Where
+only the tokens are asked, without a threshold on that, {num_said_in_silence} of the {num_silent} windows without speech
+gave text.
 
 ## Recordings
 
@@ -101,13 +105,10 @@ def _stages(stages: list[dict[str, Any]]) -> str:
 def _silence(evaluation: dict[str, Any]) -> dict[str, Any]:
     probabilities = {name: value[0] for name, value in evaluation["no_speech"].items()}
     speech = probabilities.pop("speech")
-    said = evaluation["said_in_silence"]
     return {
         "speech_no_speech": speech,
-        "noise_no_speech": ", ".join(f"{value:.2g} in {name}" for name, value in probabilities.items()),
-        "silence_text": f"Of these windows without speech, text was heard in {len(said)}."
-        if said
-        else "None of these windows without speech gave text.",
+        "noise_no_speech": ", ".join(f"{value:.4g} in {name}" for name, value in probabilities.items()),
+        "num_said_in_silence": len(evaluation["said_in_silence"]) or "none",
     }
 
 
@@ -130,10 +131,11 @@ def render(
     )
     alignment, last = evaluation["alignment"], stages[-1]
     counts = [result["texts"] for result in evaluation["long"].values()]
-    return CARD.format(
+    text = CARD.format(
         **{key: evaluation[key] for key in ("device", "dtype", "torch", "transformers", "segments")},
         **{f"train_{key}": last[key] for key in ("device", "torch", "transformers")},
         **_silence(evaluation),
+        num_silent=sum(map(len, noises().values())),
         **_recordings(evaluation["recordings"]),
         shape=shape,
         stages=_stages(stages),
@@ -153,6 +155,19 @@ def render(
         words=alignment["measured"][str(alignment["alignment_heads"])],
         heads=alignment["alignment_heads"],
         num_text_tokens=config["eos_token_id"],
+    )
+    head, separator, body = text.partition("\n---\n\n")
+    return head + separator + "\n\n".join(map(_wrapped, body.split("\n\n")))
+
+
+def _wrapped(block: str) -> str:
+    """A paragraph or list filled to 120 columns; headings and tables as they are."""
+    if block.lstrip().startswith(("|", "#")):
+        return block
+    items = re.split(r"\n(?=- |\d+\. )", block.strip("\n"))
+    return "\n".join(
+        textwrap.fill(" ".join(item.split()), 120, subsequent_indent="  " * (item[:1] in "-12"))
+        for item in items
     )
 
 
