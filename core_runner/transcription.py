@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import fields as fields_of
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -25,19 +26,19 @@ OnBadAudio = Literal["raise", "return"]
 AudioProgress = Callable[[float, float], None]
 RunPrograms = Callable[[Iterator[Program], Callable[[], None]], Generator[ProgramEnd, None, None]]
 
+_FORMS = "float samples (1-D array or tensor), path, bytes or binary file"
+# 30 dB over full scale, which no sound reaches: larger numbers are integer samples that were never divided.
+_LOUDEST = 32.0
+
 
 def as_many_audios(audio: Any) -> list[Any]:
-    """One audio or several, as a list."""
-    if hasattr(audio, "read") or isinstance(audio, str | bytes | bytearray | memoryview):
-        return [audio]
-    if hasattr(audio, "__fspath__") or _is_array(audio):
+    """One audio or several, as a list. A mapping, which is no form of audio, counts as one, not as its keys."""
+    if _is_source(audio) or _is_array(audio) or isinstance(audio, Mapping):
         return [audio]
     try:
         return list(audio)
     except TypeError as error:
-        raise RequestError(
-            f"audio={audio!r} must be one or many of float samples (1-D array or tensor), path, bytes or binary file"
-        ) from error
+        raise RequestError(f"audio={audio!r} must be one or many of {_FORMS}") from error
 
 
 def as_options(options: TranscriptionOptions | None, fields: dict[str, Any]) -> TranscriptionOptions:
@@ -46,6 +47,9 @@ def as_options(options: TranscriptionOptions | None, fields: dict[str, Any]) -> 
         raise RequestError(f"give options, or {', '.join(fields)}, and not both")
     if options is not None and not isinstance(options, TranscriptionOptions):
         raise RequestError(f"options={options!r} must be TranscriptionOptions")
+    known = [field.name for field in fields_of(TranscriptionOptions)]
+    for name in fields.keys() - known:
+        raise RequestError(f"transcription options: there is no {name!r}; there are {', '.join(known)}")
     try:
         return options or TranscriptionOptions(**fields)
     except (TypeError, ValueError) as error:
@@ -92,6 +96,13 @@ class Transcription:
         self, run_programs: RunPrograms, on_bad_audio: OnBadAudio
     ) -> Generator[tuple[int, Transcript], None, None]:
         """Place and transcript of each audio, as it is done. Closing gives up the rest."""
+        if on_bad_audio not in get_args(OnBadAudio):
+            raise RequestError(f"on_bad_audio={on_bad_audio!r} is not one of 'raise', 'return'")
+        return self._run(run_programs, on_bad_audio)
+
+    def _run(
+        self, run_programs: RunPrograms, on_bad_audio: OnBadAudio
+    ) -> Generator[tuple[int, Transcript], None, None]:
         programs = (self._transcribe(index) for index in range(len(self._audios)))
         # The readers are closed first: programs that are given up would wait for what they are in the middle of.
         with (
@@ -115,7 +126,8 @@ class Transcription:
     def _transcribe(self, index: int) -> Program:
         audio, rate = self._audios[index], self._transcriber.sampling_rate
         if _is_array(audio) and hasattr(audio, "detach"):
-            audio = audio.detach().cpu()
+            # numpy has no bfloat16.
+            audio = (audio.float() if audio.is_floating_point() else audio).detach().cpu()
         (samples,) = yield [partial(_read, audio, rate, self._load, f"audio {index}")]
         self._durations[index] = duration = len(samples) / rate
         if not len(samples):
@@ -153,17 +165,32 @@ def _reader(audios: Sequence[Any]) -> Iterator[Load]:
 
 def _read(audio: Any, sampling_rate: int, load: Load, name: str) -> Samples:
     """Samples float32 [n] of an array or host tensor of floats, or of whatever `load` takes."""
-    if not _is_array(audio):
+    if _is_source(audio):
         return load(audio, sampling_rate)
+    if not _is_array(audio):
+        raise RequestError(f"{name} is of type {type(audio).__name__} and must be {_FORMS}")
     array = np.asarray(audio)
     if array.ndim != 1 or array.dtype.kind != "f":
         raise RequestError(
             f"{name} has shape {list(array.shape)} and type {array.dtype}, and must be floats in one dimension, in "
             "[-1, 1]: mix channels down, and divide 16-bit samples by 32768"
         )
-    if not np.isfinite(array).all():
+    with np.errstate(over="ignore"):
+        samples = array.astype(np.float32, copy=False)
+    peak = max(samples.max(initial=0.0), -samples.min(initial=0.0))  # NaN where one is
+    if not np.isfinite(peak):
         raise RequestError(f"{name} holds values that are not finite; give numbers only")
-    return array.astype(np.float32, copy=False)
+    if peak > _LOUDEST:
+        raise RequestError(
+            f"{name} holds samples of up to {peak:.6g}, and must be in [-1, 1]: divide 16-bit samples by 32768"
+        )
+    return samples
+
+
+def _is_source(audio: Any) -> bool:
+    """A path, bytes or a file, for `load_audio` to read."""
+    in_memory = isinstance(audio, str | bytes | bytearray | memoryview)
+    return in_memory or hasattr(audio, "read") or hasattr(audio, "__fspath__")
 
 
 def _is_array(audio: Any) -> bool:

@@ -132,7 +132,8 @@ class WhisperTokens:
 
     def _language_and_task(self, language: str | None, task: str) -> list[int]:
         if not self.language_ids:
-            if task != "transcribe" or language not in (None, "en", "english"):
+            is_english = language is None or language.lower() in ("en", "english")
+            if task != "transcribe" or not is_english:
                 raise ValueError(f"language={language!r}, task={task!r}: this model transcribes English only")
             return []
         if task not in self.task_ids:

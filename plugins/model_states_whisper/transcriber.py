@@ -99,7 +99,7 @@ class WhisperTranscriber:
         if not tokens.language_ids:
             tokens.prompt(language=wanted, task=options.task)  # which refuses what is not English
             return None
-        some = wanted or next(iter(tokens.language_ids))
+        some = next(iter(tokens.language_ids)) if wanted is None else wanted
         prompt = tokens.prompt(language=some, task=options.task)
         return None if wanted is None else tokens.language_of(prompt[1])
 

@@ -106,6 +106,7 @@ def test_every_form_of_audio(llm: LLM, tmp_path: Path) -> None:
         values,
         values.astype(np.float64),
         torch.from_numpy(values).requires_grad_(),
+        torch.from_numpy(values).bfloat16(),
         str(path),
         path,
         path.read_bytes(),
@@ -124,6 +125,11 @@ def test_nothing_and_empty_audio(llm: LLM) -> None:
     assert llm.transcribe(np.zeros(0, np.float32)) == [empty]
 
 
+def test_a_mapping_is_not_taken_for_the_names_of_its_keys(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="audio 0 is of type dict and must be float samples"):
+        llm.transcribe({"array": samples(3, 2.0), "sampling_rate": RATE})
+
+
 @pytest.mark.parametrize(
     ("audio", "message"),
     [
@@ -133,7 +139,14 @@ def test_nothing_and_empty_audio(llm: LLM) -> None:
         (np.array([np.inf], np.float32), "audio 1 holds values that are not finite"),
         ("/no/such/file.wav", "/no/such/file.wav"),
         (b"no audio at all", "15 bytes"),
-        (3, "audio of type int"),
+        (3, "audio 1 is of type int and must be float samples"),
+        ([0.0] * 100, "audio 1 is of type list and must be float samples"),
+        ({"array": np.zeros(100, np.float32), "sampling_rate": RATE}, "audio 1 is of type dict"),
+        (
+            np.array([1000.0, -32768.0], np.float32),
+            "audio 1 holds samples of up to 32768, and must be in [-1, 1]",
+        ),
+        (np.array([1e300]), "audio 1 holds values that are not finite"),
     ],
 )
 def test_bad_audio_is_raised_or_returned_and_disturbs_no_other(audio: Any, message: str, llm: LLM) -> None:
@@ -167,7 +180,7 @@ def test_a_failing_model_is_an_error_of_its_audio(llm: LLM) -> None:
         ({"seed": 1.5}, "seed=1.5 must be an integer"),
         ({"word_timestamps": "yes"}, "word_timestamps='yes' must be True or False"),
         ({"logprob_threshold": "low"}, "logprob_threshold='low' must be a number"),
-        ({"beams": 5}, "beams"),
+        ({"beams": 5}, "there is no 'beams'; there are language, task, windows,"),
         ({"options": "fast"}, "options='fast' must be TranscriptionOptions"),
         ({"options": TranscriptionOptions(), "seed": 1}, "give options, or seed"),
     ],
@@ -178,6 +191,11 @@ def test_bad_options_are_refused_before_anything_is_read(
     with pytest.raises(RequestError, match="options") as raised:
         llm.transcribe("/no/such/file.wav", **options)
     assert message in str(raised.value)
+
+
+def test_an_unknown_way_with_bad_audio_is_refused_before_the_first_result_is_asked_for(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="on_bad_audio='skip' is not one of 'raise', 'return'"):
+        llm.transcribe_each(samples(3, 2.0), on_bad_audio="skip")
 
 
 def test_options_come_as_an_object_or_by_keyword(llm: LLM) -> None:

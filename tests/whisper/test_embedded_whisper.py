@@ -14,7 +14,7 @@ import pytest
 import torch
 from model_states_whisper.state import WhisperState
 
-from core_runner import LLM, SamplingParams
+from core_runner import LLM, RequestError, SamplingParams
 
 MODEL = Path(model_states_whisper.__file__).parent / "embedded_model"
 EXAMPLES = MODEL / "examples"
@@ -126,6 +126,11 @@ def test_long_audio_is_transcribed_exactly_and_as_transformers_does(
         assert loud[first : first + 20].any()
         assert loud[last - 30 : last].any()
         assert not loud[max(0, first - 12) : max(0, first - 4)].any()
+
+
+def test_an_empty_language_is_refused_and_not_taken_for_the_first_one(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="language='' is not one of this model's: en"):
+        llm.transcribe(read("lights.wav"), language="")
 
 
 def test_nothing_is_said_in_silence(llm: LLM) -> None:

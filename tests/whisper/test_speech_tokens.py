@@ -65,7 +65,7 @@ def test_suppressed_tokens_of_config_json_count_where_there_is_no_generation_con
 def test_english_only(tmp_path: Path) -> None:
     save_speech_model(tmp_path, no_timestamps_token_id=120)
     tokens = WhisperTokens.load(str(tmp_path))
-    assert tokens.prompt() == tokens.prompt(language="en") == [3, 120]
+    assert tokens.prompt() == tokens.prompt(language="en") == tokens.prompt(language="English") == [3, 120]
     for asked, message in (({"language": "de"}, "English only"), ({"task": "translate"}, "English only")):
         with pytest.raises(ValueError, match=message):
             tokens.prompt(**asked)
