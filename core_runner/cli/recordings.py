@@ -83,6 +83,10 @@ def with_targets(
         return _checked([replace(recording, target=Path(output)) for recording in recordings])
     if os.path.exists(output) and not os.path.isdir(output):
         raise RequestError(f"--output {output} is a file, and several transcripts need a directory")
+    if Path(output).suffix.lower() == suffix and not (output.endswith(os.sep) or os.path.isdir(output)):
+        raise RequestError(
+            f"--output {output} is called like a file, and several transcripts need a directory; end its name in /"
+        )
     short = [recording.place.with_suffix(suffix) for recording in recordings]
     uses = Counter(short)
     places = [

@@ -204,6 +204,7 @@ def test_ctrl_c_keeps_what_is_written(hear, speech_class, folder, tmp_path):
         (("{a}", "{a}", "--format", "srt"), "--format srt of several files needs --output DIR"),
         (("{in}", "--format", "vtt"), "needs --output DIR"),
         (("{a}", "{a}", "--output", "{a}"), "several transcripts need a directory"),
+        (("{in}", "--output", "{empty}/x.srt"), "x.srt is called like a file, and several transcripts need"),
         (("{a}", "--output", "{a}/x.txt"), "is no directory"),
         (("{a}", "--task", "sing"), "'sing' is not one of"),
         (("{a}", "--temperature", "-1"), "temperatures=(-1.0,)"),
