@@ -108,7 +108,7 @@ def test_recordings_are_transcribed_exactly(
         assert [i for i in ours if i < tokens.end_id] == [i for i in theirs if i < tokens.end_id]
 
 
-@pytest.mark.parametrize("seconds", [29.0, 30.0, 30.01, 61.0, 305.0])
+@pytest.mark.parametrize("seconds", [30.01, 61.0])
 def test_long_audio_is_transcribed_exactly_and_as_transformers_does(
     llm: LLM, hf: tuple[Any, Any], seconds: float
 ) -> None:
