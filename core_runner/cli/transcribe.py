@@ -82,6 +82,10 @@ def _plan(options: dict[str, Any]) -> tuple[list[Recording], str, bool]:
     as_list = [recording.name for recording in recordings] != [files[0]]
     by_suffix = {suffix: name for name, suffix in SUFFIXES.items()}
     format_name = options["format_name"] or by_suffix.get(Path(output or "-").suffix.lower(), "text")
+    if options["word_timestamps"] and format_name != "json":
+        raise click.UsageError(
+            f"--word-timestamps are written as JSON, not as {format_name}; give --format json."
+        )
     if as_list and output in (None, "-") and format_name not in ("text", "json"):
         raise click.UsageError(f"--format {format_name} of several files needs --output DIR.")
     recordings = with_targets(recordings, output, SUFFIXES[format_name], as_directory=as_list)

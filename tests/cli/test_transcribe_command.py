@@ -201,6 +201,8 @@ def test_ctrl_c_keeps_what_is_written(hear, speech_class, folder, tmp_path):
         (("{a}", "--resume"), "are for --output"),
         (("{a}", "--output", "-", "--overwrite"), "are for --output"),
         (("{a}", "--output", "x", "--resume", "--overwrite"), "not both"),
+        (("{a}", "--word-timestamps"), "not as text; give --format json"),
+        (("{a}", "--word-timestamps", "--output", "x.srt"), "not as srt; give --format json"),
         (("{a}", "{a}", "--format", "srt"), "--format srt of several files needs --output DIR"),
         (("{in}", "--format", "vtt"), "needs --output DIR"),
         (("{a}", "{a}", "--output", "{a}"), "several transcripts need a directory"),
@@ -226,7 +228,7 @@ def test_options_reach_the_model_and_the_transcription(hear, speech_class, folde
     arguments = (
         "--language de --task translate --word-timestamps --windows parallel --initial-prompt Hello --no-previous-text "
         "--temperature 0 --temperature 0.5 --compression-ratio-threshold inf --logprob-threshold -inf "
-        "--no-speech-threshold 0.5 --seed 7 --device cpu --dtype float32 --max-num-reqs 3"
+        "--no-speech-threshold 0.5 --seed 7 --format json --device cpu --dtype float32 --max-num-reqs 3"
     ).split()
     assert hear(folder / "a.wav", *arguments).exit_code == 0
     assert speech_class.last.calls[0][1] == {
