@@ -20,7 +20,7 @@ def blocks(language):
 def test_ci_runs_both_commands_as_written():
     first, second = (block.strip() for block in blocks("sh")[:2])
     assert first.startswith("pip install . && core-runner generate ")
-    assert second.endswith("python -m pytest")
+    assert second.endswith("python -m pytest -n 2")
     script = (ROOT / ".ci" / "run").read_text().splitlines()
     assert "set -euo pipefail" in script
     # In brackets, so that a failing first half ends the script as well.
