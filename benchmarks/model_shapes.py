@@ -123,6 +123,10 @@ MODELS: dict[str, dict[str, Any]] = {
             "eos_token_id": 50257,
             "bos_token_id": 50257,
             "pad_token_id": 50256,
+            "lang_to_id": {"<|en|>": 50259},
+            "task_to_id": {"transcribe": 50360},
+            "no_timestamps_token_id": 50364,
+            "max_initial_timestamp_index": 50,
         }
         for name, decoder_layers in (("whisper-large-v3", 32), ("whisper-large-v3-turbo", 4))
     },
@@ -162,6 +166,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
         "bos_token_id": 1,
         "pad_token_id": 0,
+        "lang_to_id": {"<|en|>": 4},
+        "task_to_id": {"transcribe": 5},
+        "no_timestamps_token_id": 1189,
     },
     "tiny": {
         "architectures": ["Qwen3ForCausalLM"],

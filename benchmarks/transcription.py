@@ -9,8 +9,12 @@ figure is the median of `--repeats` runs after two that compile and record, or o
 
 `--ways` says how the windows come: `batch`, all there at the start; `arriving`, four times as many (`--rounds`), one
 by one at the rate that the batch reached; `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading,
-resampling and features, by as many processes as there are cores, whose start counts too. `--peers` runs transformers'
-`generate` after ours, on one fixed batch of the same windows.
+resampling and features, by as many processes as there are cores, whose start counts too. `transcribe` is
+`LLM.transcribe` with its timestamp rules, log-probabilities and look for silence, on as many recordings of a window
+each; `transcribe-wav` reads these from files, and `transcribe-long` has one recording of that length in parallel
+windows. Random weights seldom end a text, so the model is loaded with no more positions than those tokens take (which
+holds for all ways of the run), and one temperature is tried. `--peers` runs transformers' `generate` after ours, on
+one fixed batch of the same windows.
 """
 
 from __future__ import annotations
@@ -36,12 +40,17 @@ from common import (
     timed,
 )
 from plots import barh_panels
-from transcription_ways import ArrivingWindows, WavFiles
+from transcription_ways import ArrivingWindows, Recordings, WavFiles
 
 from core_runner import LLM
 
 OURS, THEIRS = "core-runner", "transformers generate"
-WAYS = ("batch", "arriving", "wav")
+TRANSCRIBING = {
+    "transcribe": Recordings.arrays,
+    "transcribe-wav": Recordings.files,
+    "transcribe-long": Recordings.long,
+}
+WAYS = ("batch", "arriving", "wav", *TRANSCRIBING)
 # Shape -> windows at once.
 WINDOWS = {"whisper-large-v3-turbo": (256, 64), "whisper-large-v3": (64, 1), "tiny-speech": (3, 1)}
 WINDOW_SECONDS = 30
@@ -66,6 +75,8 @@ def open_ours(model: str, slots: int, args: argparse.Namespace) -> Iterator[LLM]
     given = {"encoder_batch": args.encoder_batch, "encoder_ahead": args.encoder_ahead}
     options = {name: value for name, value in given.items() if value is not None}
     limit = MODELS[model]["max_target_positions"]
+    if not TRANSCRIBING.keys().isdisjoint(args.ways):
+        limit = len(PROMPT) + NUM_TOKENS[args.small]
     with open_llm(model, args.small, max_num_reqs=slots, max_model_len=limit, model_options=options) as llm:
         yield llm
 
@@ -96,6 +107,9 @@ def measure_ways(llm: LLM, features: torch.Tensor, args: argparse.Namespace) -> 
     if "wav" in args.ways:
         with WavFiles(llm, PROMPT, num_tokens, windows, count) as files:
             yield {"way": "wav", **measure_one(files.run, num_tokens, args.repeats, 1)}
+    for way in (way for way in args.ways if way in TRANSCRIBING):
+        with Recordings(llm, count) as recordings:
+            yield {"way": way, **measure_one(partial(TRANSCRIBING[way], recordings), None, args.repeats, 1)}
 
 
 def measure_theirs(model: str, rows: Sequence[int], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -127,15 +141,17 @@ def measure_theirs(model: str, rows: Sequence[int], args: argparse.Namespace) ->
         }
 
 
-def measure_one(run: Callable[[], Count], num_tokens: int, repeats: int, warm_ups: int = 2) -> dict[str, Any]:
-    """Speed of one row; every run must give the tokens that were asked for."""
+def measure_one(
+    run: Callable[[], Count], num_tokens: int | None, repeats: int, warm_ups: int = 2
+) -> dict[str, Any]:
+    """Speed of one row; every run must give the tokens that were asked for (None: as many as the last one gave)."""
     counts = [run() for _ in range(warm_ups)]
     seconds = timed(lambda: counts.append(run()), repeats)
-    windows = counts[0][0]
-    if set(counts) != {(windows, windows * num_tokens)}:
+    windows, tokens = counts[-1]
+    if num_tokens is not None and set(counts) != {(windows, windows * num_tokens)}:
         raise RuntimeError(f"{num_tokens} tokens a window were asked for, the runs gave {counts}")
     speed = WINDOW_SECONDS * windows / median(seconds)
-    return {"tokens": windows * num_tokens, "seconds": seconds, "speed": speed}
+    return {"tokens": tokens, "seconds": seconds, "speed": speed}
 
 
 def measure(args: argparse.Namespace) -> Report:
@@ -145,7 +161,11 @@ def measure(args: argparse.Namespace) -> Report:
         with torch.inference_mode():
             for found in measure_engine(args.model, rows, args):
                 results.append(found)
-                print(f"{_label(found)}, {found['windows']} at once: {found['speed']:,.0f} s/s", flush=True)
+                took = ", ".join(f"{seconds:.3f}" for seconds in found["seconds"])
+                print(
+                    f"{_label(found)}, {found['windows']} at once: {found['speed']:,.0f} s/s ({took} s)",
+                    flush=True,
+                )
         free_memory()
     return {"results": results}
 

@@ -1,4 +1,4 @@
-"""Windows of speech that are not all there at the start: arriving at a rate, or read from files."""
+"""Windows of speech that are not all there at the start: arriving at a rate, read from files, or of recordings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from typing import Any
 
 import numpy as np
 from common import greedy
+from tokenizers import Tokenizer as Tokens
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from core_runner import LLM
 from core_runner.audio import AudioPool
 from core_runner.request import Request
+from core_runner.text import Tokenizer
 from model_states.tasks import Program, TaskRequest
 
 FILE_RATE = 44100  # samples a second of the files
@@ -90,16 +94,71 @@ class WavFiles:
         return len(output.token_ids)
 
     def _write(self, index: int, samples: np.ndarray) -> Path:
-        path = Path(self._directory.name, f"{index}.wav")
-        with wave.open(str(path), "wb") as file:
-            file.setnchannels(2)
-            file.setsampwidth(2)
-            file.setframerate(FILE_RATE)
-            file.writeframes(samples.tobytes())
-        return path
+        return write_wav(Path(self._directory.name, f"{index}.wav"), samples, FILE_RATE)
 
     def __enter__(self) -> WavFiles:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._directory.cleanup()
+
+
+class Recordings:
+    """Speech-like noise that `LLM.transcribe` is given, with timestamp rules and log-probabilities, as users run it.
+
+    Loud for three seconds, quiet for a half, in turn, so that cuts are found. Random weights rarely end a text, so a
+    window says as many tokens as the model's positions allow; whatever they say is accepted at the first temperature.
+    """
+
+    def __init__(self, llm: LLM, count: int) -> None:
+        """count: windows of audio in all."""
+        features = llm.engine.runner.model_state.encoder.features
+        self._llm, self._count, self._rate = llm, count, features.sampling_rate
+        self._window = features.num_samples
+        size = llm.engine.runner.model_state.vocab_size
+        words = Tokens(WordLevel({f" {number}": number for number in range(size)}, unk_token=" 0"))
+        llm.tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=words))
+        times = np.arange(count * self._window) / self._rate
+        noise = np.random.default_rng(0).normal(0.0, 0.1, len(times))
+        self._samples = (noise * np.where(times % 3.5 < 3.0, 1.0, 0.01)).astype(np.float32)
+        self._directory = tempfile.TemporaryDirectory()
+
+    def arrays(self) -> tuple[int, int]:
+        """Windows and tokens of a recording for each window, as samples."""
+        return self._transcribe(self._parts())
+
+    def files(self) -> tuple[int, int]:
+        """Windows and tokens of a WAV file for each window, mono and at the model's rate, read by every run."""
+        paths = [Path(self._directory.name, f"{index}.wav") for index in range(self._count)]
+        for path, part in zip(paths, self._parts(), strict=True):
+            if not path.exists():
+                write_wav(path, (part * 32767).astype("<i2")[:, None], self._rate)
+        return self._transcribe(paths)
+
+    def long(self) -> tuple[int, int]:
+        """Windows and tokens of one recording as long as all windows, cut at quiet points, all decoded at once."""
+        return self._transcribe(self._samples, windows="parallel")
+
+    def _parts(self) -> list[np.ndarray]:
+        return [self._samples[i * self._window :][: self._window] for i in range(self._count)]
+
+    def _transcribe(self, audio: Any, **options: Any) -> tuple[int, int]:
+        before = self._llm.stats().generated_tokens
+        self._llm.transcribe(audio, language="en", temperatures=0.0, **options)
+        return self._count, self._llm.stats().generated_tokens - before
+
+    def __enter__(self) -> Recordings:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._directory.cleanup()
+
+
+def write_wav(path: Path, samples: np.ndarray, rate: int) -> Path:
+    """Samples int16 [n, channels] as a WAV file; gives its path."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(samples.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples.tobytes())
+    return path

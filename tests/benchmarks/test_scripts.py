@@ -66,6 +66,17 @@ def test_transcription_of_windows_that_come_one_by_one(run_small, capsys) -> Non
     assert "core-runner, wav" in capsys.readouterr().out
 
 
+def test_transcription_as_users_run_it(run_small) -> None:
+    ways = ["transcribe", "transcribe-wav", "transcribe-long"]
+    report = run_small(transcription, "--windows", "2", "--ways", *ways, "--repeats", "1", "--rounds", "5")
+    found = {r["way"]: r for r in report["results"]}
+    assert list(found) == ["batch", *ways]
+    for way in ways:
+        assert found[way]["speed"] == pytest.approx(10 * 30 / found[way]["seconds"][0])
+        # What each window says fills the positions behind its prompt, or ends at an end token.
+        assert 10 < found[way]["tokens"] <= 2 * 10 * 7
+
+
 def test_agreement(run_small, capsys) -> None:
     report = run_small(agreement)
     found = {(r["asked"], r["oracle"]): r for r in report["results"]}
