@@ -14,6 +14,7 @@ from core_runner.config import RunnerConfig
 from core_runner.errors import ConfigError
 from model_states import CheckpointConfig, ModelConfig, ModelState, PluginManager
 from model_states.collector import collector_paused
+from model_states.kernels.compile_ahead import await_before_forks
 from model_states.loading import load_checkpoint_config
 from model_states.selection import check_capability
 from model_states.staged import StagedTensor
@@ -29,9 +30,10 @@ def load_model_state(config: RunnerConfig, plugins: PluginManager, progress: Pro
     device = pick_device(config.device)
     waking = Thread(target=_wake, args=(device,), daemon=True)
     waking.start()
+    await_before_forks(waking)
     with collector_paused():
         state = _load(config, plugins, device, progress)
-    waking.join()  # whoever forks must not find it at work
+    waking.join()  # a recording must not find it at work
     return state
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
+from threading import Thread, get_ident
 from typing import Any
 
 from model_states.kernels.triton_import import triton
@@ -25,11 +26,17 @@ except ImportError:
 
 Job = Callable[[], Any]
 _MOST_SECONDS = 60  # that a forked process may take, whatever becomes of it
+_awaited: list[Thread] = []
 
 
 def can_compile_ahead() -> bool:
     """Whether this Triton compiles in the background; the interpreter compiles nothing."""
     return AsyncCompileMode is not None and not triton.knobs.runtime.interpret
+
+
+def await_before_forks(thread: Thread) -> None:
+    """Have whoever compiles ahead wait for this thread first: what it holds, a fork would hold for ever."""
+    _awaited[:] = [other for other in _awaited if other.is_alive()] + [thread]
 
 
 class Compiler(Executor):
@@ -125,12 +132,15 @@ def compiling_ahead() -> Iterator[Compiler]:
     """Inside, a launch has its kernel compiled and launches nothing; leaving waits until all are compiled.
 
     What kernels would have written is not written, so only steps whose results nobody looks at belong in here. A
-    kernel that fails to compile fails again, loudly, where it is needed.
+    kernel that fails to compile fails again, loudly, where it is needed. Other threads launch as before.
     """
+    while _awaited:
+        _awaited.pop().join()
     run, compiler, listener = JITFunction.run, Compiler(), triton.knobs.compilation.listener
+    own = get_ident()
 
     def only_compile(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return run(kernel, *args, grid=grid, warmup=True, **options)
+        return run(kernel, *args, grid=grid, warmup=warmup or get_ident() == own, **options)
 
     def listen(**compiled: Any) -> None:
         compiler.note(**compiled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ from model_states.rewrites.layers import (
 from model_states.rewrites.mlp import recognise_mlp
 from model_states.rewrites.norms import recognise_norm
 from model_states.rewrites.parts import rewrite_parts
+from model_states.rewrites.rehearsal import rehearse
 from model_states.rewrites.seen import Call, StandIn, close, floats_of, random_like, watched
 from model_states.transformers_bridge import AttentionCall, AttentionFn, TransformersModel
 
@@ -70,9 +71,11 @@ def fuse_layers(
     the same numbers. Where every layer and the backbone are known, `model.forward` becomes a loop over fused layers;
     otherwise known attentions, gated networks and norms are rewritten in their places. Logs which.
     """
-    model.fused_head = recognise_head(model)
     rewrite_experts(model.backbone)
     seen = _watch_pass(model, calls, max_model_len)
+    if _on_gpu(model):
+        rehearse(lambda: _launch_all(model, seen, calls[0], max_model_len))
+    model.fused_head = recognise_head(model)
     found = [
         _recognise(call, attention, stand_in)
         for call, attention, stand_in in zip(seen.layers, calls, seen.stand_ins, strict=True)
@@ -92,6 +95,10 @@ def fuse_layers(
     counts = rewrite_parts(model.backbone, attentions)
     parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     logger.info("%s: fused in place: %s", model.architecture, parts or "nothing")
+
+
+def _on_gpu(model: TransformersModel) -> bool:
+    return bool(model.model.device.type == "cuda")
 
 
 def _watch_pass(model: TransformersModel, calls: Sequence[AttentionCall], max_model_len: int) -> _Pass:
@@ -144,10 +151,40 @@ def _recognise(call: Call, attention: AttentionCall, stand_in: StandIn) -> _Foun
     return found
 
 
+def _launch_all(model: TransformersModel, seen: _Pass, first: AttentionCall, max_model_len: int) -> None:
+    """Launch every kernel that the checks of the head, of layers like the first one and of their loop launch."""
+    recognise_head(model)
+    known = _recognise(seen.layers[0], first, seen.stand_ins[0])
+    backbone = _loop(model, seen, [known], max_model_len)
+    if backbone is not None:
+        for run in _ways(backbone):
+            run(backbone.embed(seen.input_ids), seen.positions)
+
+
 def _whole(
     model: TransformersModel, seen: _Pass, found: Sequence[_Found], max_model_len: int
 ) -> FusedBackbone | None:
-    """The model as one loop, if every layer and what is around them is known."""
+    """The model as one loop, if every layer and what is around them is known and it gives the same."""
+    backbone = _loop(model, seen, found, max_model_len)
+    if backbone is None:
+        return None
+    for run in _ways(backbone):
+        # Attention is still the stand-ins'; a whole model adds up the rounding of its layers.
+        hidden_states = run(backbone.embed(seen.input_ids), seen.positions)
+        if not close(hidden_states, seen.hidden_states, slack=10):
+            return None
+    return backbone
+
+
+def _ways(backbone: FusedBackbone) -> list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """Both ways to run it, or the one that there is."""
+    return [backbone.many_rows, backbone.few_rows] if backbone.plain else [backbone.many_rows]
+
+
+def _loop(
+    model: TransformersModel, seen: _Pass, found: Sequence[_Found], max_model_len: int
+) -> FusedBackbone | None:
+    """A loop over the layers that were found, if all of each and what is around them is known."""
     tables = PositionTables(_rotary_calls(seen), seen.positions, max_model_len)
     layers: list[FusedLayer] = []
     previous: LayerForm | None = None
@@ -161,13 +198,7 @@ def _whole(
     if around is None:
         return None
     embedding, multiplier, norm = around
-    backbone = FusedBackbone(embedding, multiplier, layers, into_next(previous, norm))
-    for run in (backbone.many_rows, backbone.few_rows) if backbone.plain else (backbone.many_rows,):
-        # Attention is still the stand-ins'; a whole model adds up the rounding of its layers.
-        hidden_states = run(backbone.embed(seen.input_ids), seen.positions)
-        if not close(hidden_states, seen.hidden_states, slack=10):
-            return None
-    return backbone
+    return FusedBackbone(embedding, multiplier, layers, into_next(previous, norm))
 
 
 def _fused_layer(known: _Found, previous: LayerForm | None, tables: PositionTables) -> FusedLayer | None:
