@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from core_runner.scheduling.output import SchedulerOutput
 from model_states.recording import Recorder
@@ -27,6 +27,8 @@ _LEAST_TOKENS_STEP = 16
 _LARGE_STEP = 2048  # from here on the device's time for padding counts more than a graph's reuse
 # Attention is cut for the longest query: a large step of short prompts is faster if it may count on them.
 _LONGEST_QUERIES = (256, 2048)
+# Decode shapes are few by their nature; those of steps with prefill are thousands, of which few recur often.
+_MAX_PREFILL_GRAPHS: Final = 128
 
 
 class StepShape(NamedTuple):
@@ -54,12 +56,15 @@ class RecordedGraph:
     num_replays: int = 0
 
 
+_Key = tuple[str, StepShape, str]  # scope, shape, variant
+
+
 class StepGraphs:
     """Chooses the padded shape of every step, and keeps a graph for each shape that recurs.
 
     A step without prefill is recorded when its shape first comes; one with prefill, of which there are many shapes,
-    when its shape comes again. What cannot be recorded is noticed at the first attempt, logged, and runs eagerly
-    from then on. `counts` says how many steps went which way.
+    when its shape comes again, until there are 128 such graphs. None is dropped: its replay may be in flight. A graph
+    whose recording fails is not tried again; the others stay. `counts` says how many steps went which way.
     """
 
     def __init__(self, max_num_reqs: int, max_num_tokens: int, recorder: Recorder | None) -> None:
@@ -69,8 +74,10 @@ class StepGraphs:
         self.max_num_tokens = max_num_tokens
         small = [rows for rows in (1, 2, 4, 8, 16) if rows < max_num_reqs]
         self.decode_rows = [*small, *range(32, max_num_reqs, 32), max_num_reqs]
-        self._graphs: dict[tuple[str, StepShape, str], RecordedGraph] = {}
-        self._met: set[tuple[str, StepShape, str]] = set()
+        self._graphs: dict[_Key, RecordedGraph] = {}
+        self._refused: dict[_Key, str] = {}  # why it cannot be recorded
+        self._num_prefill_graphs = 0
+        self._met: set[_Key] = set()
         self.counts: Counter[str] = Counter()
 
     @property
@@ -107,10 +114,15 @@ class StepGraphs:
         num_rows = self.decode_rows[bisect_left(self.decode_rows, num_reqs)]
         return StepShape(num_rows, num_rows, 1)
 
+    def is_refused(self, scope: str, shape: StepShape, variant: str) -> bool:
+        """Whether its recording failed, so that `run` would run it eagerly from now on."""
+        return (scope, shape, variant) in self._refused
+
     def run(self, scope: str, shape: StepShape, variant: str, body: Callable[[], _T]) -> _T:
         """The result of `body`, which is replayed where it was recorded before.
 
-        Every call with the same scope, shape and variant must launch the same kernels on the same buffers.
+        Every call with the same scope, shape and variant must launch the same kernels on the same buffers. Raises
+        RuntimeError where a recording fails and leaves a device that cannot be used.
         """
         key = (scope, shape, variant)
         recorded = self._graphs.get(key)
@@ -119,39 +131,76 @@ class StepGraphs:
             self.counts[f"{scope} graph"] += 1
             result: _T = recorded.replay()
             return result
-        self.counts[f"eager: no {scope} graph of this shape yet"] += 1
+        self.counts[f"eager: {self._explain_eager(key)}"] += 1
         # Once outside the recording: it compiles what is missing, and it is this step's result, so that
         # state which each run advances is advanced once.
         result = body()
-        if self._recorder is not None and (shape.max_query_len == 1 or key in self._met):
+        if self._recorder is not None and self._is_due(key):
             self._record(self._recorder, key, body)
         self._met.add(key)
         return result
 
     def report(self) -> str:
-        """Which graphs there are, what they took and how often they served, a line each; then the steps' ways."""
-        lines = [
-            f"{g.scope:8} {g.shape.num_tokens:6} tokens {g.shape.num_reqs:5} rows {g.variant or '-':9} "
-            f"{g.num_bytes / 2**20:7.1f} MiB {g.record_s * 1000:7.0f} ms {g.num_replays:8} replays"
+        """Which graphs there are, what they took and how often they served, a line each; what could not be recorded
+        and why; then the steps' ways.
+        """
+        graphs = [
+            f"{_describe(g.scope, g.shape, g.variant)} {g.num_bytes / 2**20:7.1f} MiB {g.record_s * 1000:7.0f} ms "
+            f"{g.num_replays:8} replays"
             for g in self.graphs
         ]
-        return "\n".join([*lines, *(f"{count:8} steps {way}" for way, count in self.counts.most_common())])
+        refused = [f"{_describe(*key)} not recorded: {reason}" for key, reason in self._refused.items()]
+        limit = f"{self._num_prefill_graphs} of at most {_MAX_PREFILL_GRAPHS} graphs with prefill"
+        ways = [f"{count:8} steps {way}" for way, count in self.counts.most_common()]
+        return "\n".join([*graphs, *refused, limit, *ways])
 
-    def _record(self, recorder: Recorder, key: tuple[str, StepShape, str], body: Callable[[], Any]) -> None:
+    def _explain_eager(self, key: _Key) -> str:
+        scope, shape, _ = key
+        if key in self._refused:
+            return f"this {scope} cannot be recorded"
+        if shape.max_query_len > 1 and self._num_prefill_graphs == _MAX_PREFILL_GRAPHS:
+            return "no more graphs with prefill"
+        return f"no {scope} graph of this shape yet"
+
+    def _is_due(self, key: _Key) -> bool:
+        """Whether something that has just run eagerly is to be recorded."""
+        if key in self._refused:
+            return False
+        return key[1].max_query_len == 1 or (
+            key in self._met and self._num_prefill_graphs < _MAX_PREFILL_GRAPHS
+        )
+
+    def _record(self, recorder: Recorder, key: _Key, body: Callable[[], Any]) -> None:
         started, free_bytes = time.perf_counter(), recorder.free_bytes()
         try:
             replay = recorder.record(body)
         except RuntimeError as error:
-            logger.warning(
-                "a %s cannot be recorded as a CUDA graph (%s); steps run eagerly",
-                key[0],
-                str(error).splitlines()[0],
-            )
-            self._recorder = None
+            # Raises where it is the device that failed, so that nothing could go on.
+            recorder.free_bytes()
+            self._refuse(key, str(error).partition("\n")[0] or type(error).__name__)
             return
         seconds, num_bytes = time.perf_counter() - started, max(free_bytes - recorder.free_bytes(), 0)
         self._graphs[key] = RecordedGraph(*key, seconds, num_bytes, replay)
+        self._num_prefill_graphs += key[1].max_query_len > 1
         logger.debug("recorded a %s graph of %s in %.0f ms", key[0], key[1], seconds * 1000)
+
+    def _refuse(self, key: _Key, reason: str) -> None:
+        # The first says what there is to know; where memory runs out, there may be many.
+        level = logging.DEBUG if self._refused else logging.WARNING
+        logger.log(
+            level,
+            "a %s of %d tokens in %d rows cannot be recorded as a CUDA graph (%s); such steps run without, others are "
+            "not affected",
+            key[0],
+            key[1].num_tokens,
+            key[1].num_reqs,
+            reason,
+        )
+        self._refused[key] = reason
+
+
+def _describe(scope: str, shape: StepShape, variant: str) -> str:
+    return f"{scope:8} {shape.num_tokens:6} tokens {shape.num_reqs:5} rows {variant or '-':9}"
 
 
 def _longest_query(num_tokens: int, longest: int) -> int:

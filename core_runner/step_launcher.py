@@ -60,7 +60,7 @@ class StepLauncher:
         not, `sample` and `post_update` are still to be called.
         """
         variant = self._variant(batch) if samples and shape is not None else None
-        if shape is None or variant is None:
+        if shape is None or variant is None or self._graphs.is_refused("step", shape, variant):
             return self._forward(batch, shape), None
         batch.sampling_variant = variant
         return self._graphs.run("step", shape, variant, lambda: self._whole_step(batch))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
-from support.replays import HostRecorder
+from support.drained import Drained
+from support.replays import HostRecorder, replayed_steps
+from support.tiny_models import save_tiny
 
+from core_runner import SamplingParams
 from core_runner.graphs import StepGraphs, StepShape
 from core_runner.scheduling.output import SchedulerOutput
 
@@ -101,17 +107,77 @@ def test_decode_is_recorded_at_once_and_a_prefill_shape_when_it_recurs(
     assert "plain" in graphs.report()
 
 
-def test_a_step_that_cannot_be_recorded_is_served_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Refusing(HostRecorder):
-        def record(self, body):
-            raise RuntimeError("an operation that no graph can hold\nand its details")
+class Failing(HostRecorder):
+    """Fails those recordings, counted from 0, that it is told to; `is_lost` is the end of the device."""
 
-    graphs, body = make(recorder=Refusing(torch.device("cpu"))), Count()
-    shape = graphs.shape(step(1))
-    assert shape is not None
-    assert graphs.run("step", shape, "plain", body) == 1
-    assert not graphs.enabled
-    assert graphs.shape(step(1)) is None
-    assert [record.getMessage() for record in caplog.records] == [
-        "a step cannot be recorded as a CUDA graph (an operation that no graph can hold); steps run eagerly"
-    ]
+    def __init__(self, *failing: int, is_lost: bool = False) -> None:
+        super().__init__(torch.device("cpu"))
+        self.failing, self.is_lost, self.num_tried = failing, is_lost, 0
+
+    def record(self, body):
+        self.num_tried += 1
+        if self.num_tried - 1 in self.failing:
+            raise torch.OutOfMemoryError("out of memory\nand its details")
+        return body
+
+    def free_bytes(self) -> int:
+        if self.is_lost and self.num_tried:
+            raise RuntimeError("an illegal memory access was encountered")
+        return 0
+
+
+def test_what_cannot_be_recorded_runs_eagerly_and_what_can_is_replayed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder, body = Failing(1, 2), Count()
+    graphs = make(recorder=recorder)
+    one, two, four = (graphs.decode_shape(rows) for rows in (1, 2, 4))
+    calls = 0
+    for _ in range(4):
+        for shape in (one, two, four):
+            calls += 1
+            assert graphs.run("step", shape, "plain", body) == calls
+    assert [(graph.shape, graph.num_replays) for graph in graphs.graphs] == [(one, 3)]
+    assert recorder.num_tried == 3, "a recording that failed is not tried again"
+    assert [graphs.is_refused("step", shape, "plain") for shape in (one, two, four)] == [False, True, True]
+    assert not graphs.is_refused("step", two, "filtered")
+    assert graphs.enabled
+    assert graphs.shape(step(1)) == one
+    assert graphs.counts["eager: this step cannot be recorded"] == 6
+    assert graphs.report().count("not recorded: out of memory\n") == 2
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "a step of 2 tokens in 2 rows cannot be recorded as a CUDA graph (out of memory)" in warning
+
+
+def test_a_device_that_a_recording_has_lost_ends_the_step() -> None:
+    graphs = make(recorder=Failing(0, is_lost=True))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        graphs.run("step", graphs.decode_shape(1), "plain", Count())
+
+
+def test_graphs_with_prefill_are_bounded_and_decode_is_recorded_beyond_them() -> None:
+    graphs, body = make(), Count()
+    for _ in range(3):
+        for tokens in range(16, 16 + 140):
+            graphs.run("step", StepShape(tokens, 16, tokens), "plain", body)
+    assert len(graphs.graphs) == 128
+    assert graphs.counts["step graph"] == 128
+    assert graphs.counts["eager: no more graphs with prefill"] == 140 - 128 + 12
+    assert "128 of at most 128 graphs with prefill" in graphs.report()
+    for _ in range(2):
+        graphs.run("step", graphs.decode_shape(1), "plain", body)
+    assert graphs.counts["step graph"] == 129
+
+
+def test_a_step_that_cannot_be_recorded_replays_its_forward(drained: Drained, tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    options = {"device": "cpu", "max_model_len": 64, "max_num_reqs": 4}
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    with replayed_steps(), patch("core_runner.runner.CudaRecorder", lambda device, urgent: Failing(0)):
+        llm = drained(str(tmp_path), **options)
+    (output,) = llm.generate([[5, 6, 7]], params)
+    eager = drained(str(tmp_path), cuda_graphs=False, **options).generate([[5, 6, 7]], params)
+    assert output.outputs[0].token_ids == eager[0].outputs[0].token_ids
+    ways = llm.stats().step_ways
+    assert ways["forward graph"] >= 15
+    assert "step graph" not in ways
