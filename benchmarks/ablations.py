@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,54 +25,52 @@ from workloads import shortened, workloads
 FULL = "everything"
 
 
-def measure_variant(variant: Variant, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Output tokens a second of one variant on each workload."""
-    results = {}
+def measure_variant(variant: Variant, workload: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Output tokens a second of one variant on a workload."""
+    jobs = workloads(args.small)[workload].jobs(MODELS[args.model]["vocab_size"])
+    wanted = sum(job.num_output for job in jobs)
+    tokens: list[int] = []
     with variant.applied(), open_llm(args.model, args.small, **variant.options) as llm:
         run = jobs_runner(llm)
-        for name in args.workloads:
-            jobs = workloads(args.small)[name].jobs(MODELS[args.model]["vocab_size"])
-            if variant.has_graphs:
-                run(jobs, 0.0)
-                run(jobs, 0.0)
-            else:
-                run(shortened(jobs[:256], 8), 0.0)
-            tokens: list[int] = []
-            seconds = timed(lambda j=jobs, t=tokens: t.append(run(j, 0.0)), args.repeats)
-            wanted = sum(job.num_output for job in jobs)
-            if set(tokens) != {wanted}:
-                raise RuntimeError(f"{wanted} tokens were asked for, the runs gave {tokens}")
-            results[name] = {"tokens": wanted, "seconds": seconds, "speed": wanted / median(seconds)}
-    return results
+        if variant.has_graphs:
+            run(jobs, 0.0)
+            run(jobs, 0.0)
+        else:
+            run(shortened(jobs[:256], 8), 0.0)
+        seconds = timed(lambda: tokens.append(run(jobs, 0.0)), args.repeats)
+        ways = dict(llm.stats().step_ways)
+    if set(tokens) != {wanted}:
+        raise RuntimeError(f"{wanted} tokens were asked for, the runs gave {tokens}")
+    return {"tokens": wanted, "seconds": seconds, "speed": wanted / median(seconds), "steps": ways}
 
 
 def measure(args: argparse.Namespace) -> Report:
-    """Every variant that this version supports."""
+    """Every variant that this version supports, on one workload after another."""
     chosen = {name: VARIANTS[name] for name in args.variants or VARIANTS}
-    results, started = {}, time.monotonic()
-    for name, variant in chosen.items():
+    supported = {name: variant for name, variant in chosen.items() if variant.is_supported}
+    for name in chosen.keys() - supported.keys():
+        print(f"{name}: this version has no such option")
+    results: dict[str, dict[str, Any]] = {name: {} for name in supported}
+    started = time.monotonic()
+    for workload, (name, variant) in product(args.workloads, supported.items()):
         if args.budget is not None and time.monotonic() - started > args.budget:
-            print(f"{name}: left out, since {args.budget:g} s are over")
+            print(f"{name}, {workload}: left out, since {args.budget:g} s are over", flush=True)
             continue
-        if not variant.is_supported:
-            print(f"{name}: this version has no such option")
-            continue
-        results[name] = measure_variant(variant, args)
-        speeds = (f"{workload} {found['speed']:,.0f}" for workload, found in results[name].items())
-        print(f"{name}: {', '.join(speeds)} tok/s", flush=True)
+        found = results[name][workload] = measure_variant(variant, workload, args)
+        print(f"{name}, {workload}: {found['speed']:,.0f} tok/s", flush=True)
     return {"workloads": list(args.workloads), "variants": results}
 
 
 def show(report: Report) -> None:
     """Speeds, and each as a share of the whole engine's."""
     variants, names = report["variants"], report["workloads"]
-    full = variants.get(FULL)
+    full = variants.get(FULL, {})
     rows = []
     for variant, found in variants.items():
         row: list[Any] = [variant]
         for name in names:
-            share = f"{100 * found[name]['speed'] / full[name]['speed']:.0f} %" if full else "-"
-            row += [found[name]["speed"], share]
+            speed, whole = (each.get(name, {}).get("speed") for each in (found, full))
+            row += [speed, f"{100 * speed / whole:.0f} %" if speed and whole else None]
         rows.append(row)
     show_table("", ["", *(text for name in names for text in (f"{name} tok/s", "of all"))], rows)
 
@@ -80,7 +79,7 @@ def plot(report: Report, path: Path) -> None:
     """A panel for each workload, a bar for each variant."""
     panels = {
         f"{name}, output tokens a second": {
-            variant: found[name]["speed"] for variant, found in report["variants"].items()
+            variant: found[name]["speed"] for variant, found in report["variants"].items() if name in found
         }
         for name in report["workloads"]
     }
@@ -93,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__file__, __doc__)
     parser.add_argument("--workloads", nargs="+", default=["W1", "W3"], metavar="W")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="default: all")
-    parser.add_argument("--budget", type=float, metavar="S", help="begin no variant after so many seconds")
+    parser.add_argument("--budget", type=float, metavar="S", help="begin nothing after so many seconds")
     run_script(parser, argv, measure, show, plot)
 
 

@@ -5,7 +5,8 @@
 Workloads W1 to W4 (`workloads.py`): greedy, end ids ignored, no prefix hits, prompts as token ids, at most 8,192
 tokens a step and 256 requests in a batch. W1 is also sampled at temperature 1. Each figure is the median of
 `--repeats` runs after such that compile and record all that the timed ones need. `--peers` runs
-transformers' `generate` and continuous batching, and vLLM where it is installed, after ours in the same process.
+transformers' `generate` and continuous batching, and vLLM where it is installed, after ours in the same process;
+`--output-tokens` makes the workloads short enough for them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def measure_engine(
             if opener is open_generate and not isinstance(work.prompt_len, int):
                 continue  # one rectangle for all rows, so it would compute padding
             for temperature in (0.0, 1.0) if (name, workload) == (OURS, "W1") else (0.0,):
-                jobs = work.jobs(MODELS[args.model]["vocab_size"])
+                jobs = shortened(work.jobs(MODELS[args.model]["vocab_size"]), args.output_tokens)
                 result = {"engine": name, "workload": workload, "temperature": temperature}
                 result |= measure_one(engine, jobs, temperature, repeats)
                 results.append(result | speed(work, result))
@@ -63,7 +64,8 @@ def measure(args: argparse.Namespace) -> Report:
         repeats = args.repeats if name == OURS else args.peer_repeats
         found, details[name] = measure_engine(name, opener, chosen, repeats, args)
         results += found
-    described = {name: [work.what, work.unit] for name, work in chosen.items()}
+    limit = f", at most {args.output_tokens} of them" if args.output_tokens else ""
+    described = {name: [work.what + limit, work.unit] for name, work in chosen.items()}
     return {"workloads": described, "results": results, "engines": details}
 
 
@@ -123,6 +125,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--engines", nargs="+", choices=[OURS, *peers()], metavar="NAME", help="these alone, in this order"
     )
     parser.add_argument("--peer-repeats", type=int, default=1)
+    parser.add_argument(
+        "--output-tokens", type=int, metavar="N", help="no request gives more, of whichever engine"
+    )
     run_script(parser, argv, measure, show, plot)
 
 

@@ -3,8 +3,9 @@
     python benchmarks/profile_step.py --json profile.json --plot profile.svg
 
 Columns: decode steps of so many requests, each with a prompt of 128 ids; *mixed*, steps from the middle of W3, in which
-some requests are prefilled while most decode; *prefill*, all of W4 (32,768 tokens). *Host* is the CPU time that the
-calling thread spends in `Engine.step` without its waits for the device; *wall* is the time between steps. Device time
+some requests are prefilled while most decode; *prefill*, all of W4 (32,768 tokens). *Host* is the time that the
+calling thread spends in `Engine.step` outside of its waits for the device, and *wall* that between steps, both without
+a profiler; *eager* says how many of those steps were no replay of a graph. Device time
 is the sum of the durations that torch.profiler gives the device's operations, ours by the file that defines them
 (replays are taken apart into their kernels); kernels that overlap count whole, so it may exceed the wall time. *Calls*
 are those of the CUDA runtime and driver, replays included.
@@ -13,6 +14,7 @@ are those of the CUDA runtime and driver, replays included.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from workloads import Job, Workload, workloads
 from core_runner import LLM
 
 Found = dict[str, Any]
+PROFILED = 16  # most steps under the profiler, which comes after the stopwatch
 
 
 def profile_decode(llm: LLM, model: str, num_reqs: int, prompt_len: int, steps: int) -> Found:
@@ -38,9 +41,14 @@ def profile_decode(llm: LLM, model: str, num_reqs: int, prompt_len: int, steps: 
 
 
 def profile_mixed(llm: LLM, jobs: Sequence[Job], skipped: int, steps: int) -> Found:
-    """Steps from the middle of a workload whose requests come and go; their shapes have been met before."""
-    start(llm, jobs)
-    profile_on(llm, skipped, 2 * steps)
+    """Steps from the middle of a workload whose requests come and go."""
+    for _ in range(
+        2
+    ):  # the first time meets the shapes of its steps, and the second records those that came again
+        start(llm, jobs)
+        for _ in range(skipped + steps + PROFILED):
+            llm.engine.step()
+        llm.engine.abort_all()
     start(llm, jobs)
     return profile_on(llm, skipped, steps)
 
@@ -62,9 +70,13 @@ def profile_on(llm: LLM, skipped: int, steps: int) -> Found:
     """Steps after the next `skipped` ones, first timed and then profiled; then every request is given up."""
     for _ in range(skipped):
         llm.engine.step()
-    found = host_time(llm.engine.step, steps) | device_profile(llm.engine.step, min(steps, 16))
+    before = Counter(llm.stats().step_ways)
+    found = host_time(llm.engine.step, steps)
+    ways = Counter(llm.stats().step_ways) - before
+    eager = sum(count for way, count in ways.items() if way.startswith("eager"))
+    found |= device_profile(llm.engine.step, min(steps, PROFILED))
     llm.engine.abort_all()
-    return found
+    return found | {"eager_steps": eager}
 
 
 def measure(args: argparse.Namespace) -> Report:
@@ -91,11 +103,12 @@ def show(report: Report) -> None:
     """Times, classes and calls, then the longest kernels of the largest batch."""
     steps = report["steps"]
     rows = [
-        [label, *(found[key] for found in steps.values())]
+        [label, *(found.get(key) for found in steps.values())]
         for label, key in (
             ("host ms", "host_ms"),
             ("wall ms", "wall_ms"),
             ("device ms", "device_ms"),
+            ("eager", "eager_steps"),
             ("CUDA calls", "cuda_calls"),
             ("device operations", "device_ops"),
         )

@@ -44,6 +44,16 @@ def test_offline_beside_transformers(run_small) -> None:
     assert ("transformers generate", "W3") not in found
 
 
+def test_shorter_workloads_are_shorter_for_everybody(run_small, capsys) -> None:
+    arguments = ["--peers", "--repeats", "1", "--workloads", "W2", "W3", "--output-tokens", "4"]
+    report = run_small(offline, *arguments)
+    found = {(r["engine"], r["workload"]): r["tokens"] for r in report["results"]}
+    assert {tokens for (_, name), tokens in found.items() if name == "W2"} == {4}
+    wanted = sum(min(job.num_output, 4) for job in SMALL_WORKLOADS["W3"].jobs(1211))
+    assert found["transformers continuous batching", "W3"] == found["core-runner", "W3"] == wanted
+    assert "at most 4 of them" in capsys.readouterr().out
+
+
 def test_transcription_beside_transformers(run_small, capsys) -> None:
     report = run_small(transcription, "--peers", "--repeats", "2")
     found = {(r["engine"], r["windows"]): r for r in report["results"]}
@@ -115,6 +125,8 @@ def test_profile_step(run_small) -> None:
         assert found["device_ms"] == pytest.approx(sum(found["classes_ms"].values()))
         assert found["cuda_calls"] == pytest.approx(sum(found["calls"].values()))
         assert list(found["classes_ms"]) == list(CLASSES)
+        assert 0 < found["host_ms"] <= found["wall_ms"]
+        assert found.get("eager_steps", 2) == 2  # a CPU records nothing
     assert report["memory_gib"]["weights"] > 0
     assert report["memory_gib"]["caches"] > 0
 
@@ -125,6 +137,17 @@ def test_ablations(run_small) -> None:
     assert list(report["variants"]) == names
     assert {found["W1"]["tokens"] for found in report["variants"].values()} == {30}
     assert set(names) <= set(VARIANTS)
+
+
+def test_ablations_for_which_no_time_is_left_are_shown_as_such(run_small, capsys, monkeypatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(ablations.time, "monotonic", lambda: next(clock))
+    names = ["everything", "no graphs"]
+    report = run_small(ablations, "--variants", *names, "--repeats", "1", "--budget", "3")
+    assert [list(report["variants"][name]) for name in names] == [["W1", "W3"], ["W1"]]
+    shown = capsys.readouterr().out
+    assert "no graphs, W3: left out" in shown
+    assert shown.splitlines()[-1].split()[-2:] == ["-", "-"]
 
 
 def test_a_start_is_the_sum_of_its_parts(run_small, monkeypatch) -> None:
