@@ -5,7 +5,8 @@
 *Floor* is the time in which the device's memory could move what a step must: every weight once, the state of every
 request in and out, and the keys and values of its context. Decode is timed over steady steps, with prompts of 128 ids;
 prefill is 8 prompts of 4,096 ids (steps of at most 8,192 tokens), one token each. `--transformers` also times its
-generate at 64 requests, with the Triton operations that it finds installed, if any. Random weights.
+generate at 64 requests, with the kernels that it finds installed, if any; its prompts are 16 ids, since without kernels
+it expands the states of a whole prompt, and shorter contexts are no loss to it. Random weights.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import Report, free_memory, greedy, make_parser, median, open_llm, run_script, show_table
+from common import Report, free_memory, greedy, make_parser, median, open_llm, run_script, show_table, timed
 from plots import barh_panels
 
 from core_runner import LLM
@@ -27,7 +29,8 @@ MEMORY_RATE = 4.3e12  # bytes/s that an H200 moves
 DECODE = {False: (1, 64, 256), True: (1, 4)}  # by --small
 PROMPT_LEN, STEPS = 128, 48
 PREFILL = {False: (8, 4096), True: (2, 96)}
-_BATCH = {False: 64, True: 2}  # of transformers
+TRANSFORMERS = {False: 64, True: 4}  # requests, which are among those of DECODE
+_TRANSFORMERS_PROMPT_LEN = 16
 
 
 def measure(args: argparse.Namespace) -> Report:
@@ -36,14 +39,19 @@ def measure(args: argparse.Namespace) -> Report:
     options = {"max_model_len": min(longest, 512) if args.small else longest, "block_size": 16}
     model = "tiny-hybrid" if args.small else args.model
     with open_llm(model, args.small, **options) as llm:
-        report: Report = {
-            "decode": {str(n): _decode(llm, n, args.repeats) for n in DECODE[args.small]},
-            "prefill": _prefill(llm, *PREFILL[args.small], args.repeats),
-        }
-        module = llm.engine.runner.model_state.model.model  # type: ignore[attr-defined]
+        report: Report = {"decode": {}}
+        for n in DECODE[args.small]:
+            report["decode"][str(n)] = found = _decode(llm, n, args.repeats)
+            print(f"decode, {n} requests: {found['step_s'] * 1e3:.3f} ms a step", flush=True)
+        report["prefill"] = found = _prefill(llm, *PREFILL[args.small], args.repeats)
+        print(f"prefill: {found['tok_s']:,.0f} tok/s", flush=True)
+        config = llm.engine.runner.model_state.model.model.config  # type: ignore[attr-defined]
     del llm
     if args.transformers:
-        report["transformers"] = _transformers(module, _BATCH[args.small])
+        free_memory()
+        report["transformers"] = _transformers(
+            config, TRANSFORMERS[args.small], "cpu" if args.small else "cuda"
+        )
     return report
 
 
@@ -106,23 +114,19 @@ def _prefill(llm: LLM, num_reqs: int, prompt_len: int, repeats: int) -> dict[str
     return {"seconds": step, "tok_s": num_reqs * prompt_len / step}
 
 
-def _transformers(module: Any, batch: int) -> dict[str, float]:
+def _transformers(config: Any, batch: int, device: str) -> dict[str, float]:
     """Tokens per second of transformers' own generate, the prompt's pass taken off."""
     from transformers import AutoModelForCausalLM
 
-    config = module.config
     for name in ("chunk_size", "mamba_chunk_size"):
         if hasattr(config, name):
-            setattr(config, name, 16)  # of the prompt's pass, which takes the square of it in memory
-    free_memory()
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="sdpa"
-        ).eval()
-    ids = torch.randint(101, 1000, (batch, PROMPT_LEN), device=model.device)
+            setattr(config, name, _TRANSFORMERS_PROMPT_LEN)  # a prompt is padded to a multiple of it
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model.eval()
+    ids = torch.randint(101, 1000, (batch, _TRANSFORMERS_PROMPT_LEN), device=device)
 
-    def run(num_tokens: int) -> float:
-        started = time.perf_counter()
+    def run(num_tokens: int) -> None:
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -131,12 +135,9 @@ def _transformers(module: Any, batch: int) -> dict[str, float]:
             max_new_tokens=num_tokens,
             pad_token_id=0,
         )
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
 
     run(2)
-    short, long = run(2), run(18)
+    short, long = (timed(partial(run, num_tokens), 1)[0] for num_tokens in (2, 18))
     return {"batch": batch, "tok_s": batch * 16 / (long - short)}
 
 
@@ -151,7 +152,11 @@ def show(report: Report) -> None:
     show_table("Prefill", ["", "seconds", "tok/s"], [["all prompts", prefill["seconds"], prefill["tok_s"]]])
     if "transformers" in report:
         other = report["transformers"]
-        show_table("transformers", ["requests", "tok/s"], [[other["batch"], other["tok_s"]]])
+        ours = report["decode"][str(other["batch"])]["tok_s"]
+        row = [other["batch"], other["tok_s"], ours, ours / other["tok_s"]]
+        show_table(
+            "Beside transformers", ["requests", "transformers tok/s", "core-runner tok/s", "times"], [row]
+        )
 
 
 def plot(report: Report, path: Path) -> None:
