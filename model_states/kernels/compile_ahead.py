@@ -26,6 +26,7 @@ except ImportError:
 
 Job = Callable[[], Any]
 _MOST_SECONDS = 60  # that a forked process may take, whatever becomes of it
+_NUMBER_BYTES = 2
 _awaited: list[Thread] = []
 
 
@@ -88,17 +89,23 @@ def in_processes(jobs: Sequence[Job]) -> None:
     if len(jobs) < 2 or not hasattr(os, "fork"):
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(cores, len(jobs))
     processes: list[int] = []
+    # Some kernels take ten times as long as others, so whoever is done takes the next one: a pipe holds their numbers.
+    waiting, end = os.pipe()
+    try:
+        os.write(end, b"".join(number.to_bytes(_NUMBER_BYTES, "big") for number in range(len(jobs))))
+    finally:
+        os.close(end)
     with suppress(OSError):  # no memory, or no more processes
-        for first in range(count):
-            processes.append(_fork(jobs[first::count]))
+        for _ in range(min(cores, len(jobs))):
+            processes.append(_fork(jobs, waiting))
+    os.close(waiting)
     for process in processes:
         with suppress(ChildProcessError):  # somebody else has waited for it
             os.waitpid(process, 0)
 
 
-def _fork(jobs: Sequence[Job]) -> int:
+def _fork(jobs: Sequence[Job], waiting: int) -> int:
     with warnings.catch_warnings():
         # Other threads may hold a lock for ever in the new process, which therefore has a limited time.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -108,9 +115,9 @@ def _fork(jobs: Sequence[Job]) -> int:
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_MOST_SECONDS)
-        for job in jobs:
+        while number := os.read(waiting, _NUMBER_BYTES):
             with suppress(Exception):
-                job()
+                jobs[int.from_bytes(number, "big")]()
     finally:
         os._exit(0)  # without what this process's exit would do, to the device above all
 

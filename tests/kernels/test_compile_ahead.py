@@ -88,6 +88,19 @@ def test_the_first_kernel_that_is_missing_has_the_others_made_elsewhere(tmp_path
         others[1].result(0)
 
 
+def test_each_job_is_done_once_by_whoever_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+
+    def note(number: int) -> None:
+        with (tmp_path / str(number)).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    compile_ahead.in_processes([lambda n=n: note(n) for n in range(300)])
+    lines = [(tmp_path / str(number)).read_text().splitlines() for number in range(300)]
+    assert {len(each) for each in lines} == {1}
+    assert 1 <= len({each[0] for each in lines} - {str(os.getpid())}) <= 3
+
+
 def test_a_process_that_dies_leaves_its_kernels_to_this_one(tmp_path: Path) -> None:
     compiler, own = compile_ahead.Compiler(), os.getpid()
     cache = Cache(tmp_path, compiler)
