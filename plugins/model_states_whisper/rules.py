@@ -1,27 +1,28 @@
-"""The rules of transcription as a logits processor: suppressed tokens, and timestamps in pairs that never go back."""
+"""The rules of transcription as a logits processor, and as a sampler of the likeliest token that they allow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from model_states import LogitsProcessor, LogitsRows, ModelConfig, RequestView
+from model_states import InputBatch, LogitsProcessor, LogitsRows, ModelConfig, RequestView, SamplerOutput
+from model_states.sampler import GraphSampler, Sampler
 from model_states.staged import StagedTensor
+from model_states_whisper.kernels.choose_token import (
+    ALWAYS,
+    AT_FIRST,
+    Choice,
+    ChoiceRows,
+    ChoiceRules,
+    choose_token,
+    counting_torch,
+)
 from model_states_whisper.tokens import WhisperTokens
 
-_DEFAULTS: Mapping[str, bool] = {"timestamps": False, "suppress": True}
-
-
-class _Past(NamedTuple):
-    """What the rules ask of a row's tokens since its prompt, each [n, 1]."""
-
-    is_first: torch.Tensor  # nothing was sampled yet
-    ends_in_timestamp: torch.Tensor
-    ends_in_pair: torch.Tensor  # the one before is a timestamp too, or there is none
-    last_timestamp: torch.Tensor  # -1 where there is none
+_DEFAULTS: Mapping[str, bool] = {"timestamps": False, "suppress": True, "greedy": False}
 
 
 class TranscriptionRules(LogitsProcessor):
@@ -30,7 +31,8 @@ class TranscriptionRules(LogitsProcessor):
     suppress (default True): forbid the suppressed ids of the checkpoint. timestamps (default False), for a prompt
     without the no-timestamps token: timestamps come in pairs except before the end, never decrease, the first token
     is one of at most `max_initial_timestamp`, and where all of them together are likelier than any one other token,
-    one of them is sampled.
+    one of them is sampled. greedy (default False): take the likeliest token that is left and nothing else, whatever
+    the sampling parameters say; its log-probability is that under the rules. See `GreedyTranscription`.
     """
 
     name: ClassVar[str] = "whisper"
@@ -41,16 +43,23 @@ class TranscriptionRules(LogitsProcessor):
         # Tokens by position, so that a draft that was not accepted is overwritten before it is looked at again.
         self._past = StagedTensor((num_slots, config.max_model_len), torch.int32, device)
         self._rules = StagedTensor((num_slots, 3), torch.int32, device)  # prompt_len, suppress, timestamps
-        self._ids = torch.arange(vocab_size, device=device)
-        self._places = torch.arange(config.max_model_len, device=device)
-        self._suppressed = _mask(tokens.suppressed_ids, vocab_size, device)
-        self._first_suppressed = _mask(tokens.first_suppressed_ids, vocab_size, device)
+        self._greedy_np = np.zeros(num_slots, dtype=np.bool_)
+        first = tokens.first_timestamp_id
+        self._choice = ChoiceRules(
+            past=self._past.tensor,
+            rules=self._rules.tensor,
+            flags=_flags(tokens, vocab_size).to(device),
+            vocab_size=vocab_size,
+            first_timestamp=vocab_size if first is None else first,
+            end_id=tokens.end_id,
+            most_initial=tokens.max_initial_timestamp,
+        )
 
     def validate(self, options: Mapping[str, Any]) -> None:
-        """Options: `timestamps` and `suppress`, both true or false."""
+        """Options: `timestamps`, `suppress` and `greedy`, all true or false."""
         unknown = sorted(set(options) - set(_DEFAULTS))
         if unknown or not all(isinstance(value, bool) for value in options.values()):
-            raise ValueError("give timestamps and suppress, each True or False")
+            raise ValueError("give timestamps, suppress and greedy, each True or False")
         if options.get("timestamps") and self._tokens.first_timestamp_id is None:
             raise ValueError(
                 "this checkpoint's generation config names no no_timestamps_token_id; leave them out"
@@ -61,6 +70,11 @@ class TranscriptionRules(LogitsProcessor):
         asked = {**_DEFAULTS, **options}
         self._past.stage(slot, 0, np.asarray(request.prefill_token_ids, dtype=np.int32))
         self._rules.stage(slot, 0, [request.prompt_len, asked["suppress"], asked["timestamps"]])
+        self._greedy_np[slot] = asked["greedy"]
+
+    def remove_request(self, slot: int) -> None:
+        """The slot is nobody's."""
+        self._greedy_np[slot] = False
 
     def apply_staged_writes(self) -> None:
         """One copy and one kernel for each table."""
@@ -69,59 +83,67 @@ class TranscriptionRules(LogitsProcessor):
 
     def process(self, logits: torch.Tensor, rows: LogitsRows) -> None:
         """Forbid in place what the rules forbid."""
-        self._past.tensor[rows.slots, rows.positions - 1] = rows.last_token_ids.to(torch.int32)
-        prompt_len, suppress, timestamps = self._rules.tensor[rows.slots].unsqueeze(-1).unbind(1)
-        past = self._look_back(rows, prompt_len)
-        forbidden = (self._suppressed | (self._first_suppressed & past.is_first)) & (suppress > 0)
-        if self._tokens.no_timestamps_id is None:
-            logits.masked_fill_(forbidden, -torch.inf)
-            return
-        wanted = timestamps > 0
-        logits.masked_fill_(forbidden | (self._out_of_order(past) & wanted), -torch.inf)
-        first = self._tokens.no_timestamps_id + 1
-        likeliest_text = logits[:, :first].amax(1, keepdim=True)
-        is_time = (logits[:, first:].logsumexp(1, keepdim=True) > likeliest_text) & wanted
-        logits[:, :first].masked_fill_(is_time, -torch.inf)
+        indices = torch.arange(len(logits), device=logits.device)
+        own = ChoiceRows(rows.slots, indices, rows.positions - 1, rows.last_token_ids)
+        logits.masked_fill_(~counting_torch(logits, self._choice, own), -torch.inf)
 
-    def _look_back(self, rows: LogitsRows, prompt_len: torch.Tensor) -> _Past:
-        first = self._tokens.first_timestamp_id
-        first = len(self._ids) if first is None else first
-        positions = rows.positions[:, None]
-        num_sampled = positions - prompt_len
-        tokens = self._past.tensor[rows.slots]
-        before_last = tokens.gather(1, (positions - 2).clamp(min=0))
-        is_time = (tokens >= first) & (self._places >= prompt_len) & (self._places < positions)
-        last_place = torch.where(is_time, self._places, -1).amax(1, keepdim=True)
-        last_timestamp = torch.where(last_place < 0, -1, tokens.gather(1, last_place.clamp(min=0)))
-        return _Past(
-            is_first=num_sampled == 0,
-            ends_in_timestamp=(num_sampled >= 1) & (rows.last_token_ids[:, None] >= first),
-            ends_in_pair=(num_sampled < 2) | (before_last >= first),
-            last_timestamp=last_timestamp,
+    def are_greedy(self, batch: InputBatch) -> bool:
+        """Whether every row of the step samples, and is to take the likeliest token."""
+        every = batch.num_logits == batch.num_reqs > 0 and batch.grammar_mask is None
+        return every and bool(self._greedy_np[batch.idx_mapping_np].all())
+
+    def choose(self, logits: torch.Tensor, batch: InputBatch) -> SamplerOutput:
+        """The likeliest token of every row, with its log-probability. A graph may hold it for any such rows."""
+        num_rows = len(logits)
+        choice = Choice(
+            token_ids=logits.new_empty(num_rows, dtype=torch.int64),
+            failed=logits.new_empty(num_rows, dtype=torch.bool),
+            values=logits.new_empty(num_rows, dtype=torch.float32),
+        )
+        rows = ChoiceRows(
+            batch.expanded_idx_mapping[:num_rows],
+            batch.logits_indices[:num_rows],
+            batch.positions,
+            batch.input_ids,
+        )
+        choose_token(logits, self._choice, rows, choice)
+        return SamplerOutput(
+            token_ids=choice.token_ids,
+            failed=choice.failed,
+            logprob_token_ids=choice.token_ids.to(torch.int32)[:, None],
+            logprob_values=choice.values[:, None],
+            sampled_ranks=torch.ones_like(choice.token_ids, dtype=torch.int32),
         )
 
-    def _out_of_order(self, past: _Past) -> torch.Tensor:
-        """Ids that may not come next, bool [n, vocab_size]."""
-        tokens, ids = self._tokens, self._ids
-        assert tokens.no_timestamps_id is not None
-        first = tokens.no_timestamps_id + 1
-        is_time = ids >= first
-        opened = past.ends_in_timestamp & ~past.ends_in_pair
-        # A pair's second may equal its first; what comes later is later, so that 0.00 is not said again and again.
-        earliest = torch.where(opened, past.last_timestamp, past.last_timestamp + 1)
-        forbidden = (
-            (ids == tokens.no_timestamps_id)
-            | (is_time & past.ends_in_timestamp & past.ends_in_pair)
-            | ((ids < tokens.end_id) & opened)
-            | (is_time & (ids < earliest))
-            | (~is_time & past.is_first)
-        )
-        if tokens.max_initial_timestamp is not None:
-            forbidden |= past.is_first & (ids > first + tokens.max_initial_timestamp)
-        return forbidden
+
+class GreedyTranscription:
+    """A sampler for steps in which every row asks for the option `greedy`: one kernel, which a step's graph holds.
+
+    Any other step is the sampler's that it wraps.
+    """
+
+    _NAME: ClassVar[str] = "transcription"
+
+    def __init__(self, sampler: Sampler, rules: TranscriptionRules) -> None:
+        self._sampler, self._rules = sampler, rules
+        others = sampler.graph_variants if isinstance(sampler, GraphSampler) else ()
+        self.graph_variants = (*others, self._NAME)
+
+    def sample(self, logits: torch.Tensor, batch: InputBatch) -> SamplerOutput:
+        """See `Sampler.sample`."""
+        variant = batch.sampling_variant
+        is_own = self._rules.are_greedy(batch) if variant is None else variant == self._NAME
+        return self._rules.choose(logits, batch) if is_own else self._sampler.sample(logits, batch)
+
+    def graph_variant(self, batch: InputBatch) -> str | None:
+        """See `GraphSampler.graph_variant`."""
+        if self._rules.are_greedy(batch):
+            return self._NAME
+        return self._sampler.graph_variant(batch) if isinstance(self._sampler, GraphSampler) else None
 
 
-def _mask(ids: Sequence[int], vocab_size: int, device: torch.device) -> torch.Tensor:
-    mask = torch.zeros(vocab_size, dtype=torch.bool)
-    mask[[token for token in ids if 0 <= token < vocab_size]] = True
-    return mask.to(device)
+def _flags(tokens: WhisperTokens, vocab_size: int) -> torch.Tensor:
+    flags = torch.zeros(vocab_size, dtype=torch.uint8)
+    for ids, bit in ((tokens.suppressed_ids, ALWAYS), (tokens.first_suppressed_ids, AT_FIRST)):
+        flags[[token for token in ids if 0 <= token < vocab_size]] += bit
+    return flags

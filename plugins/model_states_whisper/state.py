@@ -14,10 +14,11 @@ from model_states.components.cross_attention import ENCODER_OPTIONS
 from model_states.encoder_decoder import CrossDecoder, ShiftedNorm, pad_rows
 from model_states.kernels.linear import linear
 from model_states.loading import load_transformers_model
+from model_states.sampler import Sampler
 from model_states.tasks import TRANSCRIPTION
 from model_states_whisper.encoder import SpeechEncoder
 from model_states_whisper.features import load_feature_config
-from model_states_whisper.rules import TranscriptionRules
+from model_states_whisper.rules import GreedyTranscription, TranscriptionRules
 from model_states_whisper.tokens import WhisperTokens
 from model_states_whisper.transcriber import WhisperTranscriber
 
@@ -84,7 +85,13 @@ class WhisperState(ModelState):
     @hookimpl
     def logits_processors(self, config: ModelConfig, vocab_size: int) -> list[LogitsProcessor]:
         """The rules of transcription, for requests that ask for them."""
-        return [TranscriptionRules(config, self.tokens, vocab_size)]
+        self._rules = TranscriptionRules(config, self.tokens, vocab_size)
+        return [self._rules]
+
+    @hookimpl
+    def custom_sampler(self, sampler: Sampler) -> Sampler:
+        """Steps of greedy transcription alone have one kernel to sample."""
+        return GreedyTranscription(sampler, self._rules)
 
     @torch.inference_mode()
     def forward(self, batch: InputBatch, **inputs: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,6 @@ from model_states_whisper.segments import WindowPieces, split_window
 from model_states_whisper.tokens import WhisperTokens
 
 _ODD: Final = 0x9E3779B97F4A7C15  # spreads seeds
-_RULES: Final[Mapping[str, Any]] = {"whisper": {"timestamps": True}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +114,7 @@ class WindowDecoder:
             "max_tokens": None,
             "logprobs": 0,
             "logprobs_mode": "adjusted",  # as in the reference, the temperature does not count
-            "logits_processors": _RULES,
+            "logits_processors": {"whisper": {"timestamps": True, "greedy": temperature == 0.0}},
         }
         return TaskRequest(prompt, params, window.model_inputs)
 

@@ -55,10 +55,13 @@ def timed_llm(timed: tuple[str, Any], drained: Drained) -> Callable[..., LLM]:
     return lambda **options: drained(timed[0], probe=ask(99, [3, 5, 6]), **{**OPTIONS, **options})
 
 
+@pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("timestamps", [False, True])
-def test_streams_equal_those_of_transformers(timestamps: bool, timed: tuple[str, Any], timed_llm) -> None:
-    """Preempted ones too: the rules go on where they were."""
-    asked = {"whisper": {"timestamps": timestamps}}
+def test_streams_equal_those_of_transformers(
+    timestamps: bool, greedy: bool, timed: tuple[str, Any], timed_llm
+) -> None:
+    """Preempted ones too: the rules go on where they were. Greedy ones share some steps with others."""
+    asked = {"whisper": {"timestamps": timestamps, "greedy": greedy}}
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logits_processors=asked)
     expected = [
         reference(
@@ -80,6 +83,30 @@ def test_streams_equal_those_of_transformers(timestamps: bool, timed: tuple[str,
         for output, reference_ in zip(outputs, expected, strict=False):
             assert output.outputs[0].token_ids == reference_.token_ids
         assert ("num_blocks" in options) == (llm.stats().preemptions > 0)
+
+
+def test_greedy_steps_are_those_of_the_sampler(timed_llm) -> None:
+    """Same tokens and log-probabilities, whatever the temperature says; in a graph of the whole step too."""
+    llm = timed_llm(max_num_reqs=4)
+    outputs = {}
+    for greedy, temperature in ((False, 0.0), (True, 0.0), (True, 0.7)):
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=MAX_TOKENS,
+            logprobs=0,
+            logprobs_mode="adjusted",
+            logits_processors={"whisper": {"timestamps": True, "greedy": greedy}},
+        )
+        found = llm.generate([ask(seed, prompt) for seed, prompt in enumerate(PROMPTS)], params)
+        outputs[greedy, temperature] = [output.outputs[0] for output in found]
+    for plain, *others in zip(*outputs.values(), strict=True):
+        values = [next(iter(ids.values())).logprob for ids in plain.logprobs]
+        for other in others:
+            assert other.token_ids == plain.token_ids
+            assert [next(iter(ids.values())).logprob for ids in other.logprobs] == pytest.approx(
+                values, abs=1e-5
+            )
+            assert all(next(iter(ids.values())).rank == 1 for ids in other.logprobs)
 
 
 def test_any_past_and_any_logits(timed: tuple[str, Any], timed_llm) -> None:
@@ -122,7 +149,7 @@ def test_options_are_checked(timed_llm, tmp_path: Path, drained: Drained) -> Non
     llm = timed_llm()
     for options in ({"time": True}, {"timestamps": 1}):
         params = SamplingParams(logits_processors={"whisper": options})
-        with pytest.raises(RequestError, match="give timestamps and suppress, each True or False"):
+        with pytest.raises(RequestError, match="give timestamps, suppress and greedy, each"):
             llm.generate(ask(0, [3]), params)
     save_speech_model(tmp_path)
     plain = drained(str(tmp_path), probe=ask(99, [3, 5, 6]), **OPTIONS)

@@ -1,0 +1,1 @@
+"""Kernels of transcription: each a torch twin and a Triton kernel."""
