@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 from support.one_row import hidden_states, load_state, tiny_state
 
-from model_states.kernels import compile_ahead
-from model_states.kernels.dispatch import torch_twins, use_triton
+from model_states.kernels import act_mul, add_norm, compile_ahead, linear, rope_write
+from model_states.kernels.dispatch import _twins_only, torch_twins, use_triton
 from model_states.rewrites import fuse, rehearsal
 from model_states.rewrites.seen import close
 
@@ -106,6 +107,43 @@ def test_only_a_loop_of_known_layers_is_launched(tmp_path: Path, monkeypatch: py
     tiny_state("qwen3", tmp_path)
     assert runs[0] == 1
     assert runs[1] > 1
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "phi3"])
+def test_all_that_is_launched_was_rehearsed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiling: list[bool]
+) -> None:
+    """In a model whose layers are of one kind; made of the twins, which note a launch, and write nothing meanwhile."""
+    tiny_state(name, tmp_path, fused_layers=False)
+    launches: dict[bool, set[object]] = {True: set(), False: set()}
+
+    def noted(op: str, twin: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
+        def launch(*args: object, **kwargs: object) -> torch.Tensor | None:
+            only_compiles = bool(compiling) and compiling[-1]
+            launches[only_compiles].add((op, *map(_form_of, (*args, *kwargs.values()))))
+            if not only_compiles:
+                return twin(*args, **kwargs)
+            return None if op != "linear" else torch.full_like(twin(*args, **kwargs), torch.nan)
+
+        return launch
+
+    for module in (act_mul, add_norm, linear, rope_write):
+        op = module.__name__.rpartition(".")[2]
+        monkeypatch.setattr(module, f"{op}_triton", noted(op, getattr(module, f"{op}_torch")))
+        monkeypatch.setattr(module, "use_triton", lambda _: not _twins_only.get())
+    monkeypatch.setattr(fuse, "_on_gpu", lambda model: True)
+    load_state(tmp_path, dtype=torch.bfloat16)
+    assert len(launches[False]) >= 3
+    assert launches[False] <= launches[True]
+
+
+def _form_of(value: object) -> object:
+    """What decides which kernel is compiled: shapes and dtypes of tensors, other values themselves."""
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), value.dtype)
+    if is_dataclass(value):
+        return tuple(_form_of(getattr(value, field.name)) for field in fields(value))
+    return tuple(map(_form_of, value)) if isinstance(value, tuple) else value
 
 
 def test_threads_that_start_something_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
