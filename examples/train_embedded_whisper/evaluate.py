@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from listening import RATE, SAMPLES, Evaluation, Recording, Speaker, with_noise
+from listening import RATE, SAMPLES, Evaluation, Recording, Speaker, with_noise, with_noisy_silences
 from vocabulary import END_ID, FIRST_TIMESTAMP_ID
 
 LONG_SECONDS = (29.0, 30.0, 30.01, 61.0, 305.0)
@@ -139,23 +139,45 @@ def shipped(evaluation: Evaluation, folder: Path) -> dict[str, dict[str, str]]:
     return {name: {"said": said[name], "heard": text} for name, text in zip(said, heard, strict=True)}
 
 
+def spoken(speaker: Speaker, count: int) -> tuple[list[Recording], list[Recording]]:
+    """Single sentences, and windows of 8 to 29.5 s, an eighth as many."""
+    singles = [speaker.single() for _ in range(count)]
+    seconds = np.linspace(8, 29.5, max(2, count // 8))
+    return singles, [speaker.long(float(each)) for each in seconds]
+
+
+def recording_sets(
+    processor: Any, singles: list[Recording], windows: list[Recording]
+) -> dict[str, tuple[list[Recording], dict[str, Any]]]:
+    """Recordings of up to 30 s in which words are counted, and options of `generate`."""
+    known = Speaker(processor, "evaluation of known voices", heldout=False)
+    distant = Speaker(processor, "evaluation of silences")
+    apart = [distant.apart(29.5) for _ in range(max(8, len(singles) // 4))]
+    timed = {"return_timestamps": True}
+    return {
+        "one sentence": (singles, {}),
+        "one sentence, timestamps": (singles, timed),
+        "full window": (windows, {}),
+        "full window, timestamps": (windows, timed),
+        "noise 20 dB below": ([with_noise(r, 20, i) for i, r in enumerate(singles)], {}),
+        "noise 10 dB below": ([with_noise(r, 10, i) for i, r in enumerate(singles)], {}),
+        "known": ([known.single() for _ in singles], {}),
+        "long silences": (apart, {}),
+        "long silences, timestamps": (apart, timed),
+        "long silences of noise, timestamps": (
+            [with_noisy_silences(r, 1e-3, i) for i, r in enumerate(apart)],
+            timed,
+        ),
+    }
+
+
 def evaluate(
     evaluation: Evaluation, count: int, long_count: int, note: Callable[[str, Any, str | None], None]
 ) -> None:
     """All figures, each told to `note` (name, value, part of the report) when it is there."""
     speaker = Speaker(evaluation.processor, "evaluation")
-    singles = [speaker.single() for _ in range(count)]
-    windows = [speaker.long(float(seconds)) for seconds in np.linspace(8, 29.5, max(2, count // 8))]
-    known = Speaker(evaluation.processor, "evaluation of known voices", heldout=False)
-    sets: dict[str, tuple[list[Recording], dict[str, Any]]] = {
-        "one sentence": (singles, {}),
-        "one sentence, timestamps": (singles, {"return_timestamps": True}),
-        "full window": (windows, {}),
-        "full window, timestamps": (windows, {"return_timestamps": True}),
-        "noise 20 dB below": ([with_noise(r, 20, i) for i, r in enumerate(singles)], {}),
-        "noise 10 dB below": ([with_noise(r, 10, i) for i, r in enumerate(singles)], {}),
-        "known": ([known.single() for _ in range(count)], {}),
-    }
+    singles, windows = spoken(speaker, count)
+    sets = recording_sets(evaluation.processor, singles, windows)
     for name, (recordings, options) in sets.items():
         note(name, evaluation.errors(recordings, **options), "wer")
     segments = evaluation.generate(windows, return_timestamps=True, return_segments=True)

@@ -54,6 +54,19 @@ class Speaker:
         missing = round(seconds * RATE) - len(recording.audio)
         return recording._replace(audio=np.pad(recording.audio, (0, missing)))
 
+    def apart(self, seconds: float) -> Recording:
+        """Sentences that begin late or stand far apart, silences up to 25 s before and between them."""
+        room, taken, gaps = int(seconds * 50) - 5, [], []
+        for clip in self._source:
+            most = 1250 if not taken or self._rng.random() < 0.5 else 60
+            gap = int(self._rng.integers(10, most if taken else min(most, room - clip.ticks)))
+            room -= gap + clip.ticks
+            if room < 0:
+                break
+            taken.append(clip)
+            gaps.append(gap)
+        return self._join(taken, gaps)
+
     def _join(self, taken: list[Clip], gaps: list[int]) -> Recording:
         parts, said, words, now = [], [], [], 0
         for clip, gap in zip(taken, gaps, strict=True):
@@ -75,6 +88,15 @@ def with_noise(recording: Recording, decibels: float, seed: int) -> Recording:
     level = np.sqrt(np.square(recording.audio).mean()) * 10 ** (-decibels / 20)
     noise = rng.standard_normal(len(recording.audio)).astype(np.float32) * level
     return recording._replace(audio=recording.audio + noise)
+
+
+def with_noisy_silences(recording: Recording, level: float, seed: int) -> Recording:
+    """White noise of a root mean square, full scale being 1, in 30 s wherever nobody speaks."""
+    noise = np.random.default_rng(seed).standard_normal(SAMPLES).astype(np.float32) * level
+    for _, start, end in recording.sentences:
+        noise[round(start * RATE) : round(end * RATE)] = 0
+    audio = np.pad(recording.audio, (0, SAMPLES - len(recording.audio)))
+    return recording._replace(audio=audio + noise)
 
 
 class Evaluation:

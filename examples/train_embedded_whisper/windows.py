@@ -32,14 +32,17 @@ from vocabulary import (
 IGNORED = -100
 MAX_POSITIONS, MAX_PREVIOUS = 1500, 223
 NO_SPEECH_SHARE, TIMESTAMPS_SHARE, PREVIOUS_SHARE = 0.04, 0.7, 0.3
+CHANGING_NOISE_SHARE = 0.25
+LONGEST_SILENCE = 1250  # ticks before or between sentences
+LONG_SILENCES_SHARE, LONG_LEAD_SHARE, LONG_GAP_SHARE = 0.4, 0.6, 0.3  # of windows, and in those
 
 
 @dataclass(frozen=True)
 class WindowShape:
     """Sizes of a batch: windows, ticks of a window, most sentences of a window, tokens (padded).
 
-    Windows of 30 s are as in use: cut sentences, previous texts, padding. Shorter ones are all speech, and stand at
-    any place of the encoder's positions.
+    Windows of 30 s are as in use: cut sentences, previous texts, long silences, padding. Shorter ones are all speech,
+    and stand at any place of the encoder's positions.
     """
 
     rows: int
@@ -109,8 +112,7 @@ class WindowMaker:
         shape, pool = self.shape, self.pool
         clips = pool.choose(shape.rows, shape.max_clips)
         lengths = pool.of("ticks", clips)
-        lead = self._exponential(1, 25) * (self._uniform(1) < 0.7)
-        gaps = 2 + self._exponential(shape.max_clips, 25)
+        lead, gaps = self._silences()
         starts = (lead + (lengths + gaps).cumsum(1) - lengths - gaps).long()
         wanted = 1 + (self._uniform(1) * shape.max_clips).long()
         wanted = torch.where(self._uniform(1) < 0.4, shape.max_clips, wanted)
@@ -125,6 +127,20 @@ class WindowMaker:
         cut = torch.where(is_cut & shape.is_whole, num_kept, shape.max_clips)
         shift = (self._uniform(1) * (MAX_POSITIONS - shape.ticks + 1)).long()
         return Layout(clips, starts, kept, cut, timestamps, shift)
+
+    def _silences(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ticks before the first sentence [rows, 1] and after each [rows, max_clips].
+
+        They are mostly short. In a share of the whole windows, any of them may be so long that one sentence fits.
+        """
+        count = self.shape.max_clips
+        lead = self._exponential(1, 25) * (self._uniform(1) < 0.7)
+        gaps = 2 + self._exponential(count, 25)
+        has_long = (self._uniform(1) < LONG_SILENCES_SHARE) & self.shape.is_whole
+        is_long = has_long & (self._uniform(1) < LONG_LEAD_SHARE)
+        lead = torch.where(is_long, self._uniform(1) * LONGEST_SILENCE, lead)
+        is_long = has_long & (self._uniform(count) < LONG_GAP_SHARE)
+        return lead, torch.where(is_long, self._uniform(count) * LONGEST_SILENCE, gaps)
 
     def _audio_rows(self, layout: Layout) -> torch.Tensor:
         """Rows of the pool's audio [rows, ticks]."""
@@ -143,10 +159,20 @@ class WindowMaker:
         noise = self._tilt(torch.randn_like(speech), 0.95)
         noise = noise / noise.square().mean(1, keepdim=True).sqrt()
         noise_level = 10 ** self._between(-4.5, -1.6) * (self._uniform(1) < 0.75)
+        noise = noise * self._comes_and_goes().repeat_interleave(TICK_SAMPLES, 1)
         seconds = torch.arange(speech.shape[1], device=self.device) / (TICK_SAMPLES * 50)
         hum = torch.sin(2 * torch.pi * 10 ** self._between(1.7, 3.5) * seconds)
         hum_level = 10 ** self._between(-4.5, -2.0) * (self._uniform(1) < 0.15)
         return (speech + noise * noise_level + hum * hum_level).clamp(-1, 1)
+
+    def _comes_and_goes(self) -> torch.Tensor:
+        """Whether there is noise, if a window has any [rows, ticks]: always; in some whole ones between two moments, or
+        before the one and after the other."""
+        ticks = torch.arange(self.shape.ticks, device=self.device)
+        first, last = (self._uniform(2) * self.shape.ticks).sort(1).values[..., None].unbind(1)
+        changes = (self._uniform(1) < CHANGING_NOISE_SHARE) & self.shape.is_whole
+        is_inside = (ticks >= first) & (ticks < last)
+        return (is_inside ^ (self._uniform(1) < 0.5)) | ~changes
 
     def _tilt(self, audio: torch.Tensor, most: float) -> torch.Tensor:
         """Make it brighter or darker: each sample plus a part of the one before."""

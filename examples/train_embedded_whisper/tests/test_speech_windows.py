@@ -1,6 +1,7 @@
 """Training windows: what they say is what is heard in them, and where; and the forward is transformers'."""
 
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,36 @@ def test_timestamps_are_where_speech_begins_and_ends(pool, shape):
             assert not heard[times[-1] :].any()
     assert num_timestamps > 30
     assert (num_cut > 0) == shape.is_whole
+
+
+def silences(windows):
+    """Ticks before the first token of each window in which one is spoken, and between tokens."""
+    leads, gaps = [], []
+    for frames in windows.frame_tokens:
+        heard = frames.nonzero().flatten()
+        if len(heard):
+            leads.append(int(heard[0]))
+            gaps += (heard.diff() - 1).tolist()
+    return leads, gaps
+
+
+def test_whole_windows_have_long_silences_before_and_between_sentences(pool):
+    draws = [draw(pool, WHOLE, seed) for seed in range(8)]
+    leads, gaps = (list(chain(*both)) for both in zip(*map(silences, draws), strict=True))
+    for lengths in (leads, gaps):
+        assert sum(length > 500 for length in lengths) > 10
+        assert max(lengths) < 1450
+    assert 0.5 < sum(lead < 100 for lead in leads) / len(leads) < 0.9, "most begin as before"
+
+
+def test_noise_comes_and_goes_in_whole_windows_alone(pool):
+    torch.manual_seed(0)
+    whole, short = (WindowMaker(pool, shape)._comes_and_goes() for shape in (WHOLE, SHORT))
+    assert short.all()
+    assert whole.shape == (WHOLE.rows, WHOLE.ticks)
+    changing = whole[~whole.all(1)]
+    assert 1 < len(changing) < WHOLE.rows / 2
+    assert (changing.diff(dim=1).sum(1) <= 2).all()
 
 
 def test_texts_without_timestamps_hold_whole_sentences(pool):

@@ -5,6 +5,7 @@ import itertools
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ FOLDER = Path(__file__).parents[1]
 sys.path.insert(0, str(FOLDER))
 
 from clips import chunks, clips, make_clip  # noqa: E402
+from listening import RATE, SAMPLES, Speaker, with_noisy_silences  # noqa: E402
 from scoring import error_rates, word_errors  # noqa: E402
 from sentences import Sentence, cardinal, is_heldout, make_strange, ordinal, parse, sentences, year  # noqa: E402
 from vocabulary import END_ID, VOCAB_SIZE, build_tokenizer, train_bpe  # noqa: E402
@@ -168,6 +170,28 @@ def test_chunks_hold_the_clips(bpe):
         assert np.array_equal(chunk.audio[start * TICK : (start + ticks) * TICK], clip.audio)
         assert chunk.tokens[row, : chunk.counts[row]].tolist() == clip.tokens
         assert chunk.frame_tokens[start + clip.spans[2][0]] == clip.tokens[2] + 1
+
+
+@needs_espeak
+def test_recordings_with_long_silences_hold_sentences_where_they_say(bpe):
+    speaker = Speaker(SimpleNamespace(tokenizer=SimpleNamespace(backend_tokenizer=bpe)), "test")
+    silences = []
+    for recording in (speaker.apart(29.5) for _ in range(20)):
+        assert len(recording.audio) < SAMPLES
+        noisy = with_noisy_silences(recording, 1e-3, seed=0)
+        assert len(noisy.audio) == SAMPLES
+        now = 0
+        for _, start, end in recording.sentences:
+            first, last = round(start * RATE), round(end * RATE)
+            assert not recording.audio[now:first].any()
+            assert np.abs(recording.audio[first:last]).max() > 0.1
+            assert np.array_equal(noisy.audio[first:last], recording.audio[first:last])
+            if first > now:
+                assert noisy.audio[now:first].std() == pytest.approx(1e-3, rel=0.1)
+            silences.append((first - now) / RATE)
+            now = last
+    assert sum(silence > 6 for silence in silences) > 10
+    assert max(silences) <= 25
 
 
 def test_sentence_text_joins_words():
