@@ -181,8 +181,13 @@ class CacheManager:
                 group.num_published_np[slot] = last
 
     def forget(self, request: Request) -> None:
-        """Stop offering every block of the request's chain."""
+        """Stop offering every block that this request computed or relied on: its numbers cannot be trusted."""
         self._prefix.forget(request)
+
+    def forget_own(self, request: Request) -> None:
+        """Stop offering the blocks that this request computed; what it was given by its first hit stays."""
+        if request.num_cached_tokens >= 0:  # it has run at all
+            self._prefix.forget(request, request.num_cached_tokens)
 
     def take_updates(self) -> list[BlockUpdate]:
         """Block-table changes since the last call, one per group."""

@@ -1,4 +1,9 @@
-"""Prefix hits: a hash chain over full blocks, and the longest prefix that every cache group still holds."""
+"""Prefix hits: a hash chain over full blocks, and the longest prefix that every cache group still holds.
+
+Blocks of a prompt are offered as soon as a step that fills them is scheduled, so that others need not wait for its
+end. Whether their content is finite shows later, when the request's first token is sampled: a request that fails takes
+back all that it computed or relied on, and one that is aborted before that takes back what it computed.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +72,10 @@ class PrefixCache:
         hashes = self._hashes(request, self._groups[group_idx].block_size, stop)
         self._pools[group_idx].publish(hashes[start:stop], blocks)
 
-    def forget(self, request: Request) -> None:
-        """Offer nothing that this request computed or relied on: its numbers cannot be trusted."""
+    def forget(self, request: Request, num_kept: int = 0) -> None:
+        """Offer nothing of the request's chain that holds tokens from `num_kept` on."""
         for group, pool in zip(self._groups, self._pools, strict=True):
-            for block_hash in request.block_hashes.get(group.block_size, ()):
+            for block_hash in request.block_hashes.get(group.block_size, [])[num_kept // group.block_size :]:
                 pool.forget(block_hash)
 
     def _align(self, num_tokens: int) -> int:

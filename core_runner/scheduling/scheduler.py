@@ -250,12 +250,16 @@ class Scheduler:
 
     def _end(self, request: Request, status: RequestStatus) -> None:
         del self._requests[request.req_id]
+        is_running = request.status is RequestStatus.RUNNING
         # Blocks of a request that failed may hold NaN, and so may those it was given by a hit.
         if status is RequestStatus.FINISHED_ERROR:
             self._cache.forget(request)
-        elif request.status is RequestStatus.RUNNING:
+        elif status is RequestStatus.FINISHED_ABORT and not (is_running and self._slots.has_sampled(request)):
+            # No sample has shown that what it computed is finite, and none will.
+            self._cache.forget_own(request)
+        elif is_running:
             self._publish(request)
-        if request.status is RequestStatus.RUNNING:
+        if is_running:
             self._give_up(request, "aborted" if status is RequestStatus.FINISHED_ABORT else "finished")
         else:
             self._queue.discard(request)
@@ -274,8 +278,9 @@ class Scheduler:
     def _publish(self, request: Request) -> None:
         """Offer the blocks that the request's outputs filled; those of its prompt have been, when it was scheduled."""
         table, slot = self._slots, request.slot
+        # Not with the last known token: the next sample shows whether what is computed of it is finite.
         known, computed = int(table.num_known_np[slot]), int(table.num_computed_np[slot])
-        self._cache.publish(slot, request, min(known, computed))
+        self._cache.publish(slot, request, min(known - 1, computed))
 
     def _give_up(self, request: Request, reason: RemoveReason) -> None:
         slot = self._slots.release(request)

@@ -100,6 +100,10 @@ class SlotTable:
         self.num_changes += 1
         return slot
 
+    def has_sampled(self, request: Request) -> bool:
+        """Whether a token is known that this running request got since it was admitted."""
+        return bool(self.num_known_np[request.slot] > self.prefill_len_np[request.slot])
+
     def by_rank(self, slots: IntArray) -> npt.NDArray[np.intp]:
         """Order of `slots` from the one that runs first to the one that gives way first, [n]."""
         return np.lexsort((self.rank_np[1, slots], self.rank_np[0, slots]))
