@@ -81,30 +81,37 @@ class LogMel:
             mel_scale="slaney",
         )
         self._filters = torch.from_numpy(bank.T.copy()).to(device, torch.float32)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def __call__(self, audio: torch.Tensor) -> torch.Tensor:
         """Features [n, feature_size, num_frames] of audio float32 [n, num_samples], padded with zeros (silence)."""
         log_mel = self._log_mel(audio, center=True)[..., :-1]
-        return _normalise(log_mel, log_mel.amax(dim=(1, 2), keepdim=True))
+        loudest = log_mel.amax(dim=(1, 2), keepdim=True)
+        return (torch.maximum(log_mel, loudest - 8.0) + 4.0) / 4.0
 
     @torch.inference_mode()
     def of_recording(self, audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Features [feature_size, n // hop_length] of a whole recording float32 [n], which is normalised as one.
 
         As transformers' extractor without truncation and padding, but computed in pieces, so that the device holds
-        little of it at a time. The host waits for them.
+        little of it at a time. The host waits for them, from any thread, and not for what else the device does.
         """
         config = self.config
         if len(audio) < config.n_fft:  # less than the context of a frame
             audio = np.pad(audio, (0, config.n_fft - len(audio)))
         num_frames = len(audio) // config.hop_length
         out = np.empty((config.feature_size, num_frames), dtype=np.float32)
-        for first in range(0, num_frames, _PIECE_FRAMES):
-            last = min(first + _PIECE_FRAMES, num_frames)
-            samples = torch.from_numpy(self._context(audio, first, last)).to(self._window.device)
-            out[:, first:last] = self._log_mel(samples, center=False).cpu().numpy()
-        whole = torch.from_numpy(out)
-        return _normalise(whole, whole.amax()).numpy()
+        with torch.cuda.stream(self._stream):  # None is the current one
+            for first in range(0, num_frames, _PIECE_FRAMES):
+                last = min(first + _PIECE_FRAMES, num_frames)
+                samples = torch.from_numpy(self._context(audio, first, last)).to(self._window.device)
+                out[:, first:last] = self._log_mel(samples, center=False).cpu().numpy()
+        np.maximum(out, out.max() - 8.0, out=out)
+        out += 4.0
+        out /= 4.0
+        return out
 
     def _context(self, audio: npt.NDArray[np.float32], first: int, last: int) -> npt.NDArray[np.float32]:
         """The samples that frames [first, last) look at; past an end of the recording it is mirrored."""
@@ -119,7 +126,3 @@ class LogMel:
             audio, config.n_fft, config.hop_length, window=self._window, center=center, return_complex=True
         )
         return (self._filters @ spectrum.abs().square()).clamp(min=1e-10).log10()
-
-
-def _normalise(log_mel: torch.Tensor, loudest: torch.Tensor) -> torch.Tensor:
-    return (torch.maximum(log_mel, loudest - 8.0) + 4.0) / 4.0

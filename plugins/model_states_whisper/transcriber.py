@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -88,7 +88,7 @@ class WhisperTranscriber:
         progress: Progress,
         language: str | None,
     ) -> Transcribing:
-        features = self._log_mel.of_recording(audio)
+        (features,) = yield [partial(self._log_mel.of_recording, audio)]
         del audio  # which is as long as the recording, and not needed any more
         windows = SequentialWindows(features, self._config, decoder, previous, maker, progress)
         return (yield from windows.run(language))
