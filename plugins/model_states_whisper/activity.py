@@ -26,6 +26,7 @@ _ENTER, _STAY = (0.3, 3.0), (0.2, 2.0)
 _STEADY: Final = 4.0  # decibels between floor and speech, up to which there is noise alone
 _DEEPEST: Final = 50.0  # decibels below the recording's speech, under which nothing is looked for
 _AROUND: Final = 15  # seconds before and after, for floor and speech
+_UNBROKEN: Final = 5  # seconds in which whoever speaks pauses for a tenth of one
 _BRIDGED: Final = 30  # frames of a pause within speech
 _SHORTEST: Final = 8  # frames of speech, the rest are clicks
 _MARGIN: Final = 20  # frames that are kept before and after
@@ -142,11 +143,16 @@ def _smoothed(levels: Levels, width: int) -> Levels:
 
 
 def _surroundings(levels: Levels) -> tuple[Levels, Levels]:
-    """Noise floor and level of speech around each frame, from percentiles of each second and of those around it."""
+    """Noise floor and level of speech around each frame, from percentiles of each second and of those around it.
+
+    Where noise sets in, most of what is around it may be quieter. So the floor is no lower than the quietest second of
+    any `_UNBROKEN` ones in a row: speech would have paused in those.
+    """
     missing = -len(levels) % _FRAMES_PER_SECOND
     seconds = np.pad(levels, (0, missing), mode="edge")
     low, high = np.percentile(seconds.reshape(-1, _FRAMES_PER_SECOND), (10, 95), axis=1)
-    by_second = np.stack([np.percentile(_neighbours(low), 20, axis=1), _neighbours(high).max(axis=1)])
+    floor = np.maximum(np.percentile(_neighbours(low), 20, axis=1), _opened(low, _UNBROKEN))
+    by_second = np.stack([floor, _neighbours(high).max(axis=1)])
     by_frame = by_second.astype(np.float32).repeat(_FRAMES_PER_SECOND, axis=1)[:, : len(levels)]
     return by_frame[0], by_frame[1]
 
@@ -156,6 +162,15 @@ def _neighbours(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     width = min(_AROUND, len(values) - 1)
     padded = np.pad(values, width, mode="reflect")
     return np.lib.stride_tricks.sliding_window_view(padded, 2 * width + 1)
+
+
+def _opened(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:
+    """Of each value, the highest minimum of any `width` neighbours with it among them: peaks that are narrower go."""
+    width = min(width, len(values))
+    minima = np.lib.stride_tricks.sliding_window_view(values, width).min(axis=1)
+    around = np.pad(minima, width - 1, constant_values=-np.inf)
+    opened: npt.NDArray[np.float64] = np.lib.stride_tricks.sliding_window_view(around, width).max(axis=1)
+    return opened
 
 
 def _runs(mask: Mask) -> list[Stretch]:

@@ -79,6 +79,26 @@ def test_silence_and_what_never_changes_has_no_windows(samples: np.ndarray) -> N
     assert speech.seconds(0, len(samples)) == 0.0
 
 
+@pytest.mark.parametrize("seconds", [7.7, 20.0, 50.0])
+@pytest.mark.parametrize("level", [1e-3, 1e-2])
+@pytest.mark.parametrize("around", [0.0, 1e-4])
+def test_noise_that_sets_in_and_ends_is_no_speech(seconds: float, level: float, around: float) -> None:
+    """Between two stretches of speech in a quieter recording, and not aligned with seconds."""
+    length = 20.3 + seconds
+    draw = np.random.default_rng(2)
+    samples = around * draw.standard_normal(round(length * RATE))
+    noise = slice(round(10.3 * RATE), round((10.3 + seconds) * RATE))
+    samples[noise] = level * draw.standard_normal(noise.stop - noise.start)
+    spoken = [(6.0, 10.0), (length - 9.5, length - 5.5)]
+    for start, _ in spoken:
+        samples[round(start * RATE) :][: 4 * RATE] += babble(4.0)
+    windows = seconds_of(map_speech(samples.astype(np.float32), RATE, LONGEST).windows)
+    assert len(windows) == 2
+    for (start, end), (first, last) in zip(windows, spoken, strict=True):
+        assert first - 1.3 <= start <= first + 0.05
+        assert last - 0.15 <= end <= last + 1.3
+
+
 def test_a_click_is_no_speech() -> None:
     samples = recording(20, [(5.0, 8.0)], 40)
     samples[15 * RATE : 15 * RATE + 300] = 0.9
