@@ -14,7 +14,9 @@ from core_runner.cli.options import (
     engine_options,
     input_options,
     model_options,
+    order_options,
     output_options,
+    refuse_graphs_at_start,
     sampling_options,
     structure_options,
 )
@@ -50,6 +52,7 @@ sampling options of its own, named as in SamplingParams:
 @structure_options
 @model_options
 @engine_options
+@order_options
 @click.option("--debug", is_flag=True, expose_value=False, callback=remember_debug, help="Show tracebacks.")
 @click.pass_context
 def generate(ctx: click.Context, /, **options: Any) -> None:
@@ -90,6 +93,11 @@ def _check_usage(options: dict[str, Any]) -> None:
         raise click.UsageError("Give --resume or --overwrite, not both.")
     if output is None and not batch and (options["resume"] or options["overwrite"]):
         raise click.UsageError("--resume and --overwrite are for --output.")
+    if options["priority"] is not None and options["policy"] != "priority":
+        raise click.UsageError(
+            f"--priority {options['priority']} has no effect under --policy fcfs; give --policy priority."
+        )
+    refuse_graphs_at_start(options)
 
 
 def _check_sources(options: dict[str, Any]) -> None:

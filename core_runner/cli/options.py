@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from core_runner.cli.sections import option, section
@@ -43,6 +45,9 @@ MODEL_OPTIONS = (
     "block_size",
     "num_blocks",
     "enable_prefix_caching",
+    "policy",
+    "cuda_graphs",
+    "record_graphs_at_start",
     "model_state",
     "model_options",
     "attention_backend",
@@ -75,6 +80,12 @@ def _model_options(
             raise click.BadParameter(f"{pair!r} is not NAME=VALUE, such as state_block_size=512.")
         chosen[name] = int(value) if value.isdecimal() else value
     return chosen or None
+
+
+def refuse_graphs_at_start(options: dict[str, Any]) -> None:
+    """Raise `UsageError` where graphs are to be recorded at the start, and not at all."""
+    if options["record_graphs_at_start"] and options["cuda_graphs"] is False:
+        raise click.UsageError("--record-graphs-at-start needs graphs; leave --no-cuda-graphs out.")
 
 
 _FILE_IN = click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -180,7 +191,10 @@ sampling_options = section(
         help="Show special tokens in the text.",
     ),
     option(
-        "--priority", type=int, metavar="N", help="Smaller runs earlier, under the scheduling policy for it."
+        "--priority",
+        type=int,
+        metavar="N",
+        help="Smaller runs earlier, under --policy priority. [default: 0]",
     ),
     option("--cache-salt", metavar="TEXT", help="Share cached prefixes only with requests of this salt."),
 )
@@ -233,5 +247,24 @@ engine_options = section(
         flag_value=False,
         default=None,
         help="Compute shared prefixes again.",
+    ),
+    option(
+        "--cuda-graphs/--no-cuda-graphs",
+        default=None,
+        help="Record steps and replay them. [default: where device and model can]",
+    ),
+    option(
+        "--record-graphs-at-start",
+        is_flag=True,
+        default=None,
+        help="Record the graphs of decode steps before the first request.",
+    ),
+)
+order_options = section(
+    "Memory and batching",
+    option(
+        "--policy",
+        type=click.Choice(["fcfs", "priority"]),
+        help="Who runs first: who came first, or who has the smallest --priority, by row. [default: fcfs]",
     ),
 )

@@ -53,5 +53,5 @@ def option(*names: str, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any
 
 
 def given(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Those of `names` that the caller set; an unset option leaves the default to the library."""
-    return {name: options[name] for name in names if options[name] not in (None, ())}
+    """Those of `names` that the command has and the caller set; an unset one leaves the default to the library."""
+    return {name: options[name] for name in names if options.get(name) not in (None, ())}

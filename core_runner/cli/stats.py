@@ -1,7 +1,8 @@
-"""What `--stats` says: how fast it went, and what the cache did."""
+"""What `--stats` says: how fast it went, what the cache did, and which steps were graphs."""
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import TYPE_CHECKING
 
@@ -52,9 +53,13 @@ class Clock:
             "cache use": f"{self._peak_blocks} of {stats.num_blocks} blocks at most",
             "preemptions": str(stats.preemptions),
             "steps": f"{stats.steps} in {elapsed_s:.2f} s",
-            "graphs": f"{_replays(stats.step_ways)} steps replayed",
         }
+        graphs = self._llm.engine.runner.graphs
+        if graphs.enabled:
+            lines["graphs"] = f"{_replays(stats.step_ways)} steps replayed"
         click.echo("\n".join(f"{name + ':':<13}{text}" for name, text in lines.items()), err=True)
+        if graphs.enabled:
+            click.echo(textwrap.indent(graphs.report(), "  "), err=True)
 
 
 def _replays(step_ways: dict[str, int]) -> int:

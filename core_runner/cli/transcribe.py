@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core_runner.cli import remember_debug
-from core_runner.cli.options import engine_options, model_options
+from core_runner.cli.options import engine_options, model_options, refuse_graphs_at_start
 from core_runner.cli.sections import SectionedCommand
 from core_runner.cli.transcribe_options import chosen_options, result_options, transcription_options
 
@@ -69,6 +69,7 @@ def _check_usage(options: dict[str, Any]) -> None:
         raise click.UsageError("Give --resume or --overwrite, not both.")
     if output in (None, "-") and (options["resume"] or options["overwrite"]):
         raise click.UsageError("--resume and --overwrite are for --output.")
+    refuse_graphs_at_start(options)
     as_options(None, chosen_options(options))
 
 

@@ -15,10 +15,18 @@ class FakeTokenizer:
         return "".join(map(chr, ids))
 
 
+class FakeGraphs:
+    enabled = True
+
+    def report(self):
+        return "step        4 tokens\n       4 steps step graph"
+
+
 class FakeLLM:
     """Deltas come round robin over the prompts, so that a batch interleaves; `script` replaces the text."""
 
     script = None
+    graphs = FakeGraphs()
     load_error = None
 
     def __init__(self, **options):
@@ -29,6 +37,7 @@ class FakeLLM:
         if options.get("progress"):
             options["progress"]("Loading weights", 1, 2)
         self.config = SimpleNamespace(max_num_reqs=2)
+        self.engine = SimpleNamespace(runner=SimpleNamespace(graphs=self.graphs))
         self.default_sampling_params = SamplingParams(temperature=0.5, top_p=0.9)
         self.tokenizer = FakeTokenizer()
         self.streams, self.params, self.aborted, self.closed, self.steps = [], [], 0, False, 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.replays import replayed_steps
 
 from core_runner import LLM, SamplingParams
 from core_runner.cli import main
@@ -100,6 +101,44 @@ def test_chat_answers_and_stats_count():
     assert "42" in result.stdout
     assert "generated:" in result.stderr
     assert "0 of 64 blocks" not in result.stderr
+
+
+def test_stats_report_each_graph():
+    with replayed_steps():
+        result = generate(
+            "--temperature", 0, "--max-tokens", 8, "--stats", "--record-graphs-at-start", "A cat"
+        )
+    assert result.exit_code == 0, result.stderr
+    lines = result.stderr.split("graphs:", 1)[1].splitlines()
+    assert lines[0].split() == ["7", "steps", "replayed"]
+    assert [line.split()[:5] for line in lines[1:4]] == [
+        ["step", rows, "tokens", rows, "rows"] for rows in ("4", "2", "1")
+    ]
+    assert lines[3].endswith("7 replays")
+    assert "0 of at most 128 graphs with prefill" in result.stderr
+    assert "7 steps step graph" in result.stderr
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", [5, 2, None]), ("priority", [None, 2, 5])])
+def test_rows_run_by_their_priority(policy, order, jsonl, tmp_path):
+    rows = [{"id": str(p), "prompt": "A cat", **({} if p is None else {"priority": p})} for p in (5, 2, None)]
+    out = tmp_path / "o"
+    base = ["--priority", 1] if policy == "priority" else []
+    result = generate(
+        "--input",
+        jsonl(rows),
+        "--output",
+        out,
+        "--max-num-reqs",
+        1,
+        "--max-tokens",
+        3,
+        "--policy",
+        policy,
+        *base,
+    )
+    assert result.exit_code == 0, result.stderr
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [str(p) for p in order]
 
 
 def test_stop_and_logprobs_in_rows(tmp_path):

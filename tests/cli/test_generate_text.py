@@ -149,7 +149,9 @@ def test_logprobs_of_a_text_go_to_stderr(run, llm_class):
 def test_stats_go_to_stderr(run):
     result = run("a b", "--stats")
     assert result.stdout == "a b \n"
-    report = dict(line.split(":", 1) for line in result.stderr.splitlines())
+    lines = result.stderr.splitlines()
+    assert lines[-2:] == ["  step        4 tokens", "         4 steps step graph"]
+    report = dict(line.split(":", 1) for line in lines[:-2])
     assert set(report) == {
         "load",
         "first token",
@@ -165,6 +167,41 @@ def test_stats_go_to_stderr(run):
     assert report["preemptions"].strip() == "2"
     assert report["cache use"].strip() == "10 of 100 blocks at most"
     assert "tokens/s" in report["generated"]
+
+
+def test_stats_say_nothing_of_graphs_where_there_are_none(run, llm_class, monkeypatch):
+    monkeypatch.setattr(llm_class.graphs, "enabled", False)
+    assert "graph" not in run("a b", "--stats").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chosen"),
+    [
+        ("", {}),
+        ("--policy priority --priority 3", {"policy": "priority"}),
+        ("--policy fcfs", {"policy": "fcfs"}),
+        ("--no-cuda-graphs", {"cuda_graphs": False}),
+        ("--cuda-graphs --record-graphs-at-start", {"cuda_graphs": True, "record_graphs_at_start": True}),
+    ],
+)
+def test_policy_and_graphs_reach_the_model(run, llm_class, arguments, chosen):
+    result = run("a", *arguments.split())
+    assert result.exit_code == 0, result.stderr
+    assert {name: value for name, value in llm_class.last.options.items() if name != "progress"} == chosen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--priority 3", ["--priority 3", "--policy fcfs", "--policy priority"]),
+        ("--priority 3 --policy fcfs", ["--priority 3", "--policy fcfs"]),
+        ("--no-cuda-graphs --record-graphs-at-start", ["--record-graphs-at-start", "--no-cuda-graphs"]),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(run, arguments, words):
+    result = run("a", *arguments.split())
+    assert result.exit_code == 2
+    assert [word for word in words if word not in result.stderr] == []
 
 
 def test_a_request_that_fails_is_said_and_the_others_are_shown(run):

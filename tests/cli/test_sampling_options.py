@@ -35,7 +35,7 @@ REACHES = [
     ("--bad-word a --bad-word b", "bad_words", ("a", "b")),
     ("--logprobs-mode processed", "logprobs_mode", "processed"),
     ("--logprobs-mode adjusted", "logprobs_mode", "adjusted"),
-    ("--priority -1", "priority", -1),
+    ("--priority -1 --policy priority", "priority", -1),
     ("--cache-salt s", "cache_salt", "s"),
     ("--keep-special-tokens", "skip_special_tokens", False),
 ]
