@@ -181,6 +181,18 @@ def recomputed_reference(model: Any, prompt: Sequence[int], max_tokens: int) -> 
     return Reference(tokens[len(prompt) :], torch.stack(rows))
 
 
+@torch.no_grad()
+def retraced_reference(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> Reference:
+    """What greedy decoding gives before each of `tokens`, from one pass over prompt and tokens without any cache.
+
+    Where the tokens are those of `recomputed_reference`, so is the result, in a fraction of the time.
+    """
+    ids = torch.tensor([[*prompt, *tokens[:-1]]], device=model.device)
+    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :]
+    logprobs = torch.log_softmax(logits.float(), -1).cpu()
+    return Reference(logprobs.argmax(-1).tolist(), logprobs)
+
+
 def save_tiny(name: str, directory: Path, **overrides: Any) -> Any:
     """Save the model as a checkpoint and give it back."""
     model = build_tiny(name, **overrides)
