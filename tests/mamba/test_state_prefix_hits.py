@@ -13,9 +13,11 @@ from support.recurrent_hits import (
     check_evictions,
     check_preempted,
     check_remainders,
+    check_tails,
     hits_llm,
     random_prompt,
 )
+from support.replays import replayed_steps
 
 from core_runner import SamplingParams
 
@@ -23,6 +25,16 @@ from core_runner import SamplingParams
 @pytest.mark.parametrize("name", ["mamba2", "falcon_h1"])
 def test_shared_prefixes_of_every_remainder(name: str, tiny, drained: Drained) -> None:
     check_remainders(tiny(name), drained, [(n, t) for n in (1, 3) for t in (0, 1, 12, 15)])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bamba", pytest.param("mamba2", marks=pytest.mark.slow), pytest.param("jamba", marks=pytest.mark.slow)],
+)
+def test_tails_that_look_like_decode_steps(name: str, tiny, drained: Drained) -> None:
+    with replayed_steps():
+        llm = hits_llm(drained, tiny(name), num_blocks=120, max_num_batched_tokens=16)
+    check_tails(tiny(name), llm)
 
 
 def test_hit_and_miss_are_equal_bits(tiny, drained: Drained) -> None:
