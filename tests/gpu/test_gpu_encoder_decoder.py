@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,12 @@ import torch
 from model_states_whisper.listening import Listener, Spoken
 from support.drained import Drained
 from support.encoder_decoder import ask, encoder_runs, features, reference, save_speech_model, save_text_model
+from support.never_waiting import never_waiting
 from support.reference import assert_exact
 from support.tiny_words import PROMPT, save_word_model
+from support.whole_steps import check_whole_steps, ways_since
 
-from core_runner import SamplingParams
+from core_runner import LLM, SamplingParams
 
 pytestmark = pytest.mark.gpu
 MAX_TOKENS = 16
@@ -29,20 +30,18 @@ def _read(text: list[int], prompt: list[int]) -> dict[str, Any]:
     return {"prompt_token_ids": prompt, "model_inputs": {"encoder_input_ids": text}}
 
 
-def _check(llm: Any, prompts: list[Any], references: list[Any], params: SamplingParams = GREEDY) -> None:
+def _check(llm: LLM, prompts: list[Any], references: list[Any], label: str) -> None:
+    """First with log-probabilities, behind graphs of the forward, then without, out of graphs of whole steps."""
     skipped = 0
-    for _ in range(3):  # cold, warm, and with every shape recorded
-        for output, expected in zip(llm.generate(prompts, params), references, strict=True):
-            skipped += assert_exact(output.outputs[0], expected)
+    for _ in ("cold", "warm"):
+        for output, expected in zip(llm.generate(prompts, GREEDY), references, strict=True):
+            skipped += assert_exact(output.outputs[0], expected, label)
     assert skipped <= MAX_TOKENS
+    assert llm.stats().step_ways["forward graph"] > 0
+    check_whole_steps(llm, prompts, references, label)
 
 
-@pytest.mark.parametrize(
-    "params", [GREEDY, SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)]
-)
-def test_speech_equals_transformers_generate(
-    params: SamplingParams, tmp_path: Path, drained: Drained
-) -> None:
+def test_speech_equals_transformers_generate(tmp_path: Path, drained: Drained) -> None:
     model = save_speech_model(tmp_path)
     references = [
         reference(model, prompt, MAX_TOKENS, input_features=torch.from_numpy(features(seed))[None])
@@ -50,7 +49,7 @@ def test_speech_equals_transformers_generate(
     ]
     llm = drained(str(tmp_path), probe=ask(99, [3, 5]), dtype="float32", num_blocks=13, **OPTIONS)
     before = encoder_runs(llm)
-    _check(llm, [ask(*case) for case in SPEECH], references, params)
+    _check(llm, [ask(*case) for case in SPEECH], references, "speech")
     assert encoder_runs(llm) - before >= len(SPEECH)
 
 
@@ -63,7 +62,7 @@ def test_text_equals_transformers_generate(tmp_path: Path, drained: Drained) -> 
             reference(model, prompt, MAX_TOKENS, input_ids=ids, attention_mask=torch.ones_like(ids))
         )
     llm = drained(str(tmp_path), probe=_read([9, 8, 7], [3, 5]), dtype="float32", **OPTIONS)
-    _check(llm, [_read(*case) for case in TEXTS], references)
+    _check(llm, [_read(*case) for case in TEXTS], references, "text")
 
 
 def test_steps_with_new_audio_never_synchronise(tmp_path: Path, drained: Drained) -> None:
@@ -72,7 +71,7 @@ def test_steps_with_new_audio_never_synchronise(tmp_path: Path, drained: Drained
     llm = drained(str(tmp_path), probe=ask(99, [3, 5]), poison=False, **OPTIONS)
     rules = SamplingParams(temperature=0.0, max_tokens=8, logits_processors={"whisper": {"timestamps": True}})
     plain = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    runner, count = llm.engine.runner, 20
+    count = 20
 
     def prompts(first: int) -> list[Any]:
         on_device = [torch.from_numpy(features(seed)).cuda() for seed in range(first, first + count)]
@@ -81,27 +80,15 @@ def test_steps_with_new_audio_never_synchronise(tmp_path: Path, drained: Drained
             prompt["model_inputs"] = {"input_features": tensor}
         return asked
 
-    def strict(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                return function(*args)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-
-        return call
-
     for first in (100, 200, 300):  # loading and recording kernels synchronises
         llm.generate(prompts(first), [plain] * (count // 2) + [rules] * (count // 2))
-    execute, sample = runner.execute_model, runner.sample_tokens
-    runner.execute_model, runner.sample_tokens = strict(execute), strict(sample)
-    before, steps = encoder_runs(llm), llm.stats().step_ways.get("step graph", 0)
-    try:
-        llm.generate(prompts(400), [plain] * (count // 2) + [rules] * (count // 2))
-    finally:
-        runner.execute_model, runner.sample_tokens = execute, sample
-    assert encoder_runs(llm) - before == count
-    assert llm.stats().step_ways["step graph"] > steps
+    runs, before, asked = encoder_runs(llm), llm.stats().step_ways, prompts(400)
+    with never_waiting(llm.engine.runner) as counted:
+        llm.generate(asked, [plain] * (count // 2) + [rules] * (count // 2))
+    assert encoder_runs(llm) - runs == count
+    ways = ways_since(llm, before)
+    assert counted.steps == sum(ways.values()) > 30
+    assert ways["step graph"] > 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

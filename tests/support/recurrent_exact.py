@@ -11,6 +11,7 @@ from typing import Any
 from support.drained import Drained
 from support.reference import Reference, assert_exact
 from support.tiny_recurrent import recomputed_reference
+from support.whole_steps import check_whole_steps
 
 from core_runner import LLM, SamplingParams
 
@@ -85,4 +86,6 @@ def check_on_gpu(
             label = f"{name}, {len(output.prompt_token_ids)} tokens"
             skipped += assert_exact(output.outputs[0], reference, label)
     assert skipped <= max_tokens
-    assert llm.stats().step_ways["step graph"] > 0
+    # Log-probabilities are computed behind a graph of the forward; without them a graph holds all of a step.
+    assert llm.stats().step_ways["forward graph"] > 0
+    check_whole_steps(llm, prompts, references, name)
