@@ -2,11 +2,13 @@
 
     keeper = StateKeeper()
     output = llm.generate({"prompt_token_ids": ids, "model_inputs": {"keep_state": keeper}}, params)[0]
-    state = keeper.take([*ids, *output.outputs[0].token_ids])
-    state.save("conversation.safetensors")
-    other.generate(SavedState.load("conversation.safetensors").prompt(next_ids), params)
+    tokens = [*ids, *output.outputs[0].token_ids]
+    keeper.take(tokens).save("conversation.safetensors")
+    saved = SavedState.load("conversation.safetensors")
+    other.generate(saved.prompt([*tokens[saved.num_restored_tokens :], *next_ids]), params)
 
-Only what is behind the state's last token is computed again. A model with attention layers needs their keys and values
+The state ends before the last token that was given out, of which nothing has been computed: it comes with the next
+ones. Only what is behind the state is computed. A model with attention layers needs their keys and values
 too, and refuses both.
 """
 
@@ -35,7 +37,7 @@ class SavedState:
         return len(self.token_ids)
 
     def prompt(self, next_token_ids: Sequence[int]) -> dict[str, Any]:
-        """A prompt for `LLM.generate`: the state's tokens and at least one more."""
+        """A prompt for `LLM.generate`: the state's tokens and at least one more, the first of which follows them."""
         return {
             "prompt_token_ids": [*self.token_ids, *next_token_ids],
             "model_inputs": {"recurrent_state": self},
