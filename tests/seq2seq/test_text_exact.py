@@ -84,6 +84,19 @@ def test_equals_transformers_generate(
         check(llm.generate([_ask(*case) for case in CASES], GREEDY))
 
 
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 5}, {"max_num_reqs": 2}], ids=str)
+def test_requests_that_arrive_while_others_run(
+    options: dict[str, Any], text_llm: MakeLLM, check: Callable[..., None]
+) -> None:
+    llm = text_llm(**options)
+    first = llm.stream([_ask(*case) for case in CASES[:2]], GREEDY)
+    early = [next(first) for _ in range(5)]
+    assert llm.stats().running == 2
+    check(llm.generate([_ask(*case) for case in CASES[2:]], GREEDY), CASES[2:])
+    outputs = {delta.request_index: delta.output for delta in [*early, *first] if delta.output is not None}
+    check([outputs[0], outputs[1]], CASES[:2])
+
+
 def test_steps_are_replayed(text_llm: MakeLLM, check: Callable[..., None]) -> None:
     with replayed_steps():
         llm = text_llm()
