@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from driver import Driver
 from support.drained import Drained
 from support.phases import pushing_out
 from support.reference import assert_exact
 
-from core_runner import LLM, RequestError, SamplingParams
+from core_runner import LLM, ModelRunner, RequestError, RunnerConfig, SamplingParams
 from model_states.components import SavedState, StateKeeper
 
 _draw = random.Random(6)
@@ -78,6 +79,47 @@ def test_states_are_shared_with_nobody(tiny, drained: Drained) -> None:
     assert output.outputs[0].token_ids != want.token_ids
     (output,) = llm.generate([prompt["prompt_token_ids"]], GREEDY)
     assert_exact(output.outputs[0], want)
+
+
+@pytest.mark.parametrize("length", [11, 15, 16, 21])
+def test_a_scheduler_of_ones_own_exports_a_state_and_brings_it_elsewhere(length: int, tiny) -> None:
+    """It ends before, at and behind the end of a block; whose state it is goes on undisturbed."""
+    model = tiny("mamba2")
+    config = {name: value for name, value in SIZES.items() if name != "num_blocks"}
+    here, there = (
+        Driver(
+            ModelRunner(
+                RunnerConfig(
+                    model=model.directory, num_blocks=30, model_options={"state_block_size": 16}, **config
+                )
+            )
+        )
+        for _ in range(2)
+    )
+    prompt, beside = PROMPT[:length], PROMPT[5:]
+    here.step([1, 0], {0: beside, 1: prompt})
+    here.step([1, 0])
+    (component,) = here.runner.model_state.components
+    exported = component.export_state(1, here.computed[1])
+    kept = {name: tensor.clone() for name, tensor in exported.items()}
+    known = [*prompt, *here.tokens[1]]
+    assert here.computed[1] == len(known) - 1
+    for _ in range(3):
+        here.step([0, 1])
+    assert all(torch.equal(exported[name], tensor) for name, tensor in kept.items()), "it is a copy"
+    state = SavedState(known[:-1], exported)
+    there.step(
+        [2],
+        {2: known},
+        num_computed_tokens=state.num_restored_tokens,
+        model_inputs={"recurrent_state": state},
+    )
+    for _ in range(2):
+        there.step([2])
+    wanted = model.reference(prompt, 5).token_ids
+    assert here.tokens[1] == wanted
+    assert there.tokens[2] == wanted[2:]
+    assert here.tokens[0] == model.reference(beside, 5).token_ids
 
 
 def test_an_engine_that_ran_ahead_says_so(tiny, drained: Drained) -> None:
