@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -34,6 +34,7 @@ from workloads import Workload  # noqa: E402
 
 import core_runner.runner as runner_module  # noqa: E402
 from core_runner.step_launcher import StepLauncher  # noqa: E402
+from model_states.rewrites import fuse  # noqa: E402
 
 PARTS = ("imports", "weights", "kernels", "graphs", "rest")
 WIDE = {False: Workload("", 256, 128, 8), True: Workload("", 6, 12, 3)}
@@ -58,13 +59,7 @@ class Phases:
 
     def watch(self) -> None:
         """Time modules, the loader, Triton's compiler and recordings, to the end of the process."""
-        load = runner_module.load_model_state
-
-        def timed_load(*args: Any) -> Any:
-            with self.part("weights"):
-                return load(*args)
-
-        runner_module.load_model_state = timed_load
+        runner_module.load_model_state = self._timed("weights", runner_module.load_model_state)
         execute = SourceFileLoader.exec_module
 
         def timed_execute(loader: SourceFileLoader, module: ModuleType) -> None:
@@ -86,13 +81,16 @@ class Phases:
                 self.seconds["kernels"] += times.total / 1e6  # it counts microseconds
 
         knobs.compilation.listener = compiled
-        compile_kernels = StepLauncher.compile_kernels
+        # What is compiled ahead, by other processes, counts with all that it takes to know what that is.
+        for owner, name in ((StepLauncher, "compile_kernels"), (fuse, "rehearse")):
+            setattr(owner, name, self._timed("kernels", getattr(owner, name)))
 
-        def timed_compile(launcher: StepLauncher) -> None:
-            with self.part("kernels"):
-                compile_kernels(launcher)
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with self.part(part):
+                return function(*args)
 
-        StepLauncher.compile_kernels = timed_compile  # type: ignore[method-assign]
+        return call
 
     def _watch_graphs(self) -> None:
         import torch
