@@ -17,12 +17,12 @@ from model_states_whisper.kernels.choose_token import (
     Choice,
     ChoiceRows,
     ChoiceRules,
+    allowed_torch,
     choose_token,
-    counting_torch,
 )
 from model_states_whisper.tokens import WhisperTokens
 
-_DEFAULTS: Mapping[str, bool] = {"timestamps": False, "suppress": True, "greedy": False}
+_SWITCHES: Mapping[str, bool] = {"timestamps": False, "suppress": True, "greedy": False}
 
 
 class TranscriptionRules(LogitsProcessor):
@@ -32,7 +32,8 @@ class TranscriptionRules(LogitsProcessor):
     without the no-timestamps token: timestamps come in pairs except before the end, never decrease, the first token
     is one of at most `max_initial_timestamp`, and where all of them together are likelier than any one other token,
     one of them is sampled. greedy (default False): take the likeliest token that is left and nothing else, whatever
-    the sampling parameters say; its log-probability is that under the rules. See `GreedyTranscription`.
+    the sampling parameters say; its log-probability is that under the rules. See `GreedyTranscription`. only: the one
+    id that is allowed, or None; among greedy rows its log-probability is that before all rules.
     """
 
     name: ClassVar[str] = "whisper"
@@ -42,7 +43,8 @@ class TranscriptionRules(LogitsProcessor):
         self._tokens = tokens
         # Tokens by position, so that a draft that was not accepted is overwritten before it is looked at again.
         self._past = StagedTensor((num_slots, config.max_model_len), torch.int32, device)
-        self._rules = StagedTensor((num_slots, 3), torch.int32, device)  # prompt_len, suppress, timestamps
+        # prompt_len, suppress, timestamps, and the one id or -1.
+        self._rules = StagedTensor((num_slots, 4), torch.int32, device)
         self._greedy_np = np.zeros(num_slots, dtype=np.bool_)
         first = tokens.first_timestamp_id
         self._choice = ChoiceRules(
@@ -56,10 +58,18 @@ class TranscriptionRules(LogitsProcessor):
         )
 
     def validate(self, options: Mapping[str, Any]) -> None:
-        """Options: `timestamps`, `suppress` and `greedy`, all true or false."""
-        unknown = sorted(set(options) - set(_DEFAULTS))
-        if unknown or not all(isinstance(value, bool) for value in options.values()):
-            raise ValueError("give timestamps, suppress and greedy, each True or False")
+        """Options: `timestamps`, `suppress` and `greedy`, all true or false, and `only`, an id or None."""
+        switches = {name: value for name, value in options.items() if name != "only"}
+        if switches.keys() - _SWITCHES.keys() or not all(
+            isinstance(value, bool) for value in switches.values()
+        ):
+            raise ValueError("give timestamps, suppress and greedy, each True or False, and only, an id")
+        only, vocab_size = options.get("only"), self._choice.vocab_size
+        is_id = isinstance(only, int) and not isinstance(only, bool) and 0 <= only < vocab_size
+        if only is not None and not is_id:
+            raise ValueError(
+                f"only={only!r} must be one of the {vocab_size} ids of this model, or be left out"
+            )
         if options.get("timestamps") and self._tokens.first_timestamp_id is None:
             raise ValueError(
                 "this checkpoint's generation config names no no_timestamps_token_id; leave them out"
@@ -67,9 +77,10 @@ class TranscriptionRules(LogitsProcessor):
 
     def add_request(self, slot: int, request: RequestView, options: Mapping[str, Any]) -> None:
         """After a preemption the tokens to prefill hold the output so far, so a resume is no special case."""
-        asked = {**_DEFAULTS, **options}
+        asked, only = {**_SWITCHES, **options}, options.get("only")
         self._past.stage(slot, 0, np.asarray(request.prefill_token_ids, dtype=np.int32))
-        self._rules.stage(slot, 0, [request.prompt_len, asked["suppress"], asked["timestamps"]])
+        row = [request.prompt_len, asked["suppress"], asked["timestamps"], -1 if only is None else only]
+        self._rules.stage(slot, 0, row)
         self._greedy_np[slot] = asked["greedy"]
 
     def remove_request(self, slot: int) -> None:
@@ -85,7 +96,7 @@ class TranscriptionRules(LogitsProcessor):
         """Forbid in place what the rules forbid."""
         indices = torch.arange(len(logits), device=logits.device)
         own = ChoiceRows(rows.slots, indices, rows.positions - 1, rows.last_token_ids)
-        logits.masked_fill_(~counting_torch(logits, self._choice, own), -torch.inf)
+        logits.masked_fill_(~allowed_torch(logits, self._choice, own), -torch.inf)
 
     def are_greedy(self, batch: InputBatch) -> bool:
         """Whether every row of the step samples, and is to take the likeliest token."""

@@ -125,8 +125,8 @@ class WindowDecoder:
         params = {
             "temperature": 0.0,
             "max_tokens": 1,
-            "allowed_token_ids": [no_speech],
             "logprobs": 0,
+            "logits_processors": {"whisper": {"only": no_speech, "greedy": True}},
             # It runs beside the request that begins alike, so there is nothing to share yet.
             "cache_salt": "no speech",
         }

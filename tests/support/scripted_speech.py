@@ -79,7 +79,7 @@ class ScriptedModel:
             return self._run(item)
         if not isinstance(item, TaskRequest):
             return item()
-        if item.params.get("allowed_token_ids") == [NO_SPEECH]:
+        if item.params["logits_processors"]["whisper"].get("only") == NO_SPEECH:
             assert item.prompt_token_ids[-1] == START
             return TaskOutput([NO_SPEECH], "length", [np.log(self._no_speech(item))])
         self.asked.append(item)

@@ -13,9 +13,9 @@ from model_states_whisper.kernels.choose_token import (
     Choice,
     ChoiceRows,
     ChoiceRules,
+    allowed_torch,
     choose_token_torch,
     choose_token_triton,
-    counting_torch,
 )
 
 VOCAB_SIZE, FIRST, END, MAX_LEN = 157, 121, 110, 13
@@ -26,7 +26,7 @@ def _rules(device: torch.device, **changes) -> ChoiceRules:
     flags = torch.zeros(VOCAB_SIZE, dtype=torch.uint8)
     flags[[5, 9, 60, 125]], flags[[7, 2]], flags[8] = ALWAYS, AT_FIRST, ALWAYS + AT_FIRST
     past = torch.randint(0, VOCAB_SIZE, (ROWS + 1, MAX_LEN), dtype=torch.int32)
-    rules = torch.zeros(ROWS + 1, 3, dtype=torch.int32)
+    rules = torch.zeros(ROWS + 1, 4, dtype=torch.int32)
     given = ChoiceRules(past.to(device), rules.to(device), flags.to(device), VOCAB_SIZE, FIRST, END, 11)
     return replace(given, **changes)
 
@@ -44,7 +44,7 @@ def _draw(rules: ChoiceRules, draw: random.Random) -> ChoiceRows:
             time = min(time + draw.randrange(0, 9), VOCAB_SIZE - 1)
             past.append(draw.choice([time, time, draw.randrange(10, 110)]))
         rules.past[slot, : len(past) - 1] = torch.tensor(past[:-1], dtype=torch.int32)
-        rules.rules[slot] = torch.tensor([begin, draw.randrange(2), draw.choice([0, 1, 1])])
+        rules.rules[slot] = torch.tensor([begin, draw.randrange(2), draw.choice([0, 1, 1]), -1])
         positions[index], tokens[index] = len(past) - 1, past[-1]
     return ChoiceRows(*(values.to(device) for values in (slots, indices, positions, tokens)))
 
@@ -65,6 +65,7 @@ def test_kernel_and_twin(dtype, changes, device) -> None:
         rows = _draw(rules, draw)
         if "first_timestamp" in changes:
             rules.rules[:, 2] = 0
+        rules.rules[rows.slots[5].long(), 3] = 125
         logits = (scale * torch.randn(ROWS, VOCAB_SIZE + 3, device=device)).to(dtype)
         logits[:, VOCAB_SIZE:] = torch.nan  # padding
         logits[1, 30] = torch.nan
@@ -84,9 +85,11 @@ def test_kernel_and_twin(dtype, changes, device) -> None:
         assert bool(twin.failed[2])
         assert not bool(twin.failed[4:].any())
         chosen_times += int((twin.token_ids >= FIRST).sum())
-        counts = counting_torch(logits[:, :VOCAB_SIZE].float(), rules, rows)
-        left = logits[:, :VOCAB_SIZE].float().masked_fill(~counts, -torch.inf)[4:]
+        x = logits[:, :VOCAB_SIZE].float()
+        left = x.masked_fill(~allowed_torch(x, rules, rows), -torch.inf)[4:]
         assert torch.equal(left.argmax(1), twin.token_ids[4:])
+        left[1] = x[5]  # of the one id that is named all others count too
         expected = left.log_softmax(1).gather(1, twin.token_ids[4:, None])[:, 0]
         torch.testing.assert_close(twin.values[4:], expected, rtol=1e-5, atol=1e-5)
+        assert twin.token_ids[5] == 125
     assert chosen_times > 3

@@ -109,6 +109,24 @@ def test_greedy_steps_are_those_of_the_sampler(timed_llm) -> None:
             assert all(next(iter(ids.values())).rank == 1 for ids in other.logprobs)
 
 
+def test_one_id_alone_has_its_probability_among_all(timed_llm) -> None:
+    """By the kernel of greedy rows, and by the sampler's own masks and log-probabilities."""
+    values = []
+    for processors, options in (
+        ({"whisper": {"only": 119, "greedy": True}}, {}),
+        ({"whisper": {"only": 119}}, {}),
+        ({}, {"allowed_token_ids": [119]}),
+    ):
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, logprobs=0, logits_processors=processors, **options
+        )
+        found = timed_llm().generate([ask(seed, prompt) for seed, prompt in enumerate(PROMPTS)], params)
+        assert [output.outputs[0].token_ids for output in found] == [[119]] * len(PROMPTS)
+        values.append([output.outputs[0].logprobs[0][119].logprob for output in found])
+    assert values[0] == pytest.approx(values[2], abs=1e-5)
+    assert values[1] == pytest.approx(values[2], abs=1e-5)
+
+
 def test_any_past_and_any_logits(timed: tuple[str, Any], timed_llm) -> None:
     """Random pasts of text and timestamps, random logits: the same ids are left."""
     from model_states.logits_processor import LogitsRows
@@ -147,9 +165,13 @@ class _Admission:
 
 def test_options_are_checked(timed_llm, tmp_path: Path, drained: Drained) -> None:
     llm = timed_llm()
-    for options in ({"time": True}, {"timestamps": 1}):
+    for options in ({"time": True}, {"timestamps": 1}, {"only": 3, "time": True}):
         params = SamplingParams(logits_processors={"whisper": options})
         with pytest.raises(RequestError, match="give timestamps, suppress and greedy, each"):
+            llm.generate(ask(0, [3]), params)
+    for only in (-1, VOCAB_SIZE, True, 3.0, [3]):
+        params = SamplingParams(logits_processors={"whisper": {"only": only}})
+        with pytest.raises(RequestError, match=rf"only=.* must be one of the {VOCAB_SIZE} ids"):
             llm.generate(ask(0, [3]), params)
     save_speech_model(tmp_path)
     plain = drained(str(tmp_path), probe=ask(99, [3, 5, 6]), **OPTIONS)

@@ -14,12 +14,14 @@ l(times) > m(text); the lowest id of those with the largest logit is chosen, and
 
     values[i] = logit[i, token_ids[i]] - l(all that count)
 
+A slot may name one id instead, which is chosen whatever the rules say, and all ids count then.
+
 failed[i] is set, and token_ids[i] is 0, where what counts holds a NaN or nothing is left.
 
 logits [n, >= vocab_size] (fp32, bf16 or fp16, any stride of rows); slots int32 [n], indices int64 [n]; positions and
-input_ids int64 [num_tokens]; past int32 [num_slots, max_len]; rules int32 [num_slots, 3]: prompt_len, and whether
-suppressed ids are forbidden and timestamps asked for; flags uint8 [vocab_size]; token_ids int64, failed bool and values
-fp32 [n]. Here y ends in a pair too where it has one token, which is a time.
+input_ids int64 [num_tokens]; past int32 [num_slots, max_len]; rules int32 [num_slots, 4]: prompt_len, whether
+suppressed ids are forbidden, whether timestamps are asked for, and the one id or -1; flags uint8 [vocab_size];
+token_ids int64, failed bool and values fp32 [n]. Here y ends in a pair too where it has one token, which is a time.
 """
 
 from __future__ import annotations
@@ -73,14 +75,14 @@ class Choice:
     values: torch.Tensor
 
 
-def counting_torch(x: torch.Tensor, rules: ChoiceRules, rows: ChoiceRows) -> torch.Tensor:
-    """Which ids count in logits x [n, vocab_size], bool of that shape; writes the rows' last tokens to `past`."""
+def allowed_torch(x: torch.Tensor, rules: ChoiceRules, rows: ChoiceRows) -> torch.Tensor:
+    """Which ids may be chosen of logits x [n, vocab_size], bool of that shape; writes the last tokens to `past`."""
     first, ids = rules.first_timestamp, torch.arange(rules.vocab_size, device=x.device)
     slots, positions = rows.slots.to(torch.int64), rows.positions[rows.indices] + 1
     last = rows.input_ids[rows.indices]
     rules.past[slots, positions - 1] = last.to(torch.int32)
     tokens, places = rules.past[slots], torch.arange(rules.past.shape[1], device=x.device)
-    prompt_len, suppress, wanted = rules.rules[slots].unsqueeze(-1).unbind(1)
+    prompt_len, suppress, wanted, only = rules.rules[slots].unsqueeze(-1).unbind(1)
     positions, last = positions[:, None], last[:, None]
     num_sampled = positions - prompt_len
     is_first = num_sampled == 0
@@ -100,21 +102,27 @@ def counting_torch(x: torch.Tensor, rules: ChoiceRules, rows: ChoiceRows) -> tor
     times, text = is_free & times & (wanted > 0), is_free & (text | (wanted <= 0))
     time_mass = x.masked_fill(~times, -torch.inf).logsumexp(1, keepdim=True)
     best_text = x.masked_fill(~text, -torch.inf).amax(1, keepdim=True)
-    return torch.where(time_mass > best_text, times, text | times)
+    allowed = torch.where(time_mass > best_text, times, text | times)
+    return torch.where(only < 0, allowed, ids == only)
 
 
 def choose_token_torch(logits: torch.Tensor, rules: ChoiceRules, rows: ChoiceRows, out: Choice) -> None:
     """The formula above."""
     x = logits[:, : rules.vocab_size].float()
-    x = x.masked_fill(~counting_torch(x, rules, rows), -torch.inf)
-    best = x.amax(1, keepdim=True)
-    failed = best.isnan() | (best == -torch.inf)
+    allowed = allowed_torch(x, rules, rows)
+    is_fixed = rules.rules[rows.slots.to(torch.int64), 3:] >= 0
+    counted = x.masked_fill(~(allowed | is_fixed), -torch.inf)
+    x = x.masked_fill(~allowed, -torch.inf)
+    best, top = x.amax(1, keepdim=True), counted.amax(1, keepdim=True)
+    failed = top.isnan() | (best == -torch.inf)
     ids = torch.arange(rules.vocab_size, device=x.device)
     lowest = torch.where(x == best, ids, rules.vocab_size).amin(1, keepdim=True)
-    shifted = torch.where(x == best, 0.0, x - best)
+    # Differences of equal infinities are NaN, hence the tests for equality.
+    shifted = torch.where(counted == top, 0.0, counted - top)
+    values = torch.where(best == top, 0.0, best - top)[:, 0] - shifted.logsumexp(1)
     out.token_ids.copy_(torch.where(failed, 0, lowest)[:, 0])
     out.failed.copy_(failed[:, 0])
-    out.values.copy_(-shifted.logsumexp(1))
+    out.values.copy_(values)
 
 
 @triton.jit
@@ -179,8 +187,10 @@ def _choose_token_kernel(
     slot, token = tl.load(slots + row), tl.load(indices + row)
     position = tl.load(positions + token).to(tl.int32) + 1
     last = tl.load(input_ids + token).to(tl.int32)
-    prompt_len = tl.load(rules + slot * 3)
-    suppress, wanted = tl.load(rules + slot * 3 + 1) > 0, tl.load(rules + slot * 3 + 2) > 0
+    prompt_len, only = tl.load(rules + slot * 4), tl.load(rules + slot * 4 + 3)
+    is_free = only < 0
+    suppress = (tl.load(rules + slot * 4 + 1) > 0) & is_free
+    wanted = (tl.load(rules + slot * 4 + 2) > 0) & is_free
     own = past + slot.to(tl.int64) * max_len
     tl.store(own + position - 1, last)
 
@@ -210,11 +220,13 @@ def _choose_token_kernel(
     is_time = (best_time + tl.log(time_total) > best_text) & (text_total == text_total)
     apart = tl.where(best_time == best_text, 0.0, best_time - best_text)
     total = tl.where(is_time, time_total, text_total + time_total * tl.exp(apart))
-    best = tl.where(is_time, best_time, best_text)
+    top = tl.where(is_time, best_time, best_text)
+    chosen = tl.where(is_free, tl.where(is_time, time_id, text_id), only)
+    best = tl.where(is_free, top, tl.load(x + only, mask=is_free == 0, other=0.0).to(tl.float32))
     is_bad = (total != total) | (best == float("-inf"))
-    tl.store(token_ids + row, tl.where(is_bad, 0, tl.where(is_time, time_id, text_id)).to(tl.int64))
+    tl.store(token_ids + row, tl.where(is_bad, 0, chosen).to(tl.int64))
     tl.store(failed + row, is_bad)
-    tl.store(values + row, -tl.log(total))
+    tl.store(values + row, tl.where(best == top, 0.0, best - top) - tl.log(total))
 
 
 def choose_token_triton(logits: torch.Tensor, rules: ChoiceRules, rows: ChoiceRows, out: Choice) -> None:
