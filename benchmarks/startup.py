@@ -2,10 +2,12 @@
 
     python benchmarks/startup.py --json startup.json
 
-Each run is a process of its own. *Ready* is `LLM(...)` with `record_graphs_at_start`; *first tokens* is the first
-batch of full width after it (256 requests, 128 in, 8 out), which compiles and records what is left, and *again* is
-the same batch once more. Within both, *imports* is the time in modules that are first needed there, *weights* that in
-the model's loader, *kernels* that of Triton's compiler (or of its cache), and *graphs* that of recordings.
+Each run is a process of its own: *first* finds neither compiled kernels nor the bytecode of any Python module, *cold*
+has the bytecode, as an installation by pip leaves it, and *warm* has both. *Ready* is `LLM(...)` with
+`record_graphs_at_start`; *first tokens* is the first batch of full width after it (256 requests, 128 in, 8 out), which
+compiles and records what is left, and *again* is the same batch once more. Within both, *imports* is the time in
+modules that are first needed there, *weights* that in the model's loader, *kernels* that of Triton's compiler (or of
+its cache), and *graphs* that of recordings.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +40,7 @@ from core_runner.step_launcher import StepLauncher  # noqa: E402
 from model_states.rewrites import fuse  # noqa: E402
 
 PARTS = ("imports", "weights", "kernels", "graphs", "rest")
+KERNELS = "kernels"  # folder of Triton's cache
 WIDE = {False: Workload("", 256, 128, 8), True: Workload("", 6, 12, 3)}
 
 
@@ -147,12 +151,18 @@ def measure_here(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def measure_process(args: argparse.Namespace, cache: str) -> dict[str, Any]:
-    """The same in a new process, with Triton's cache in the given folder."""
+def measure_process(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
+    """The same in a new process, with what Triton and Python compile kept in the given folder alone.
+
+    What an environment keeps of Python's bytecode would count otherwise: an installer may leave none, and
+    PYTHONDONTWRITEBYTECODE has half of the modules compiled in every process.
+    """
     command = [sys.executable, __file__, "--here", "--model", args.model, *["--small"][: args.small]]
     environment = {
         **os.environ,
-        "TRITON_CACHE_DIR": cache,
+        "TRITON_CACHE_DIR": str(cache / KERNELS),
+        "PYTHONPYCACHEPREFIX": str(cache / "bytecode"),
+        "PYTHONDONTWRITEBYTECODE": "",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
@@ -161,17 +171,19 @@ def measure_process(args: argparse.Namespace, cache: str) -> dict[str, Any]:
 
 
 def measure(args: argparse.Namespace) -> Report:
-    """A cold and a warm start."""
+    """A first, a cold and a warm start, one after another."""
     starts = {}
     with tempfile.TemporaryDirectory() as cache:
-        for name in ("cold", "warm"):
-            starts[name] = measure_process(args, cache)
+        for name in ("first", "cold", "warm"):
+            if name == "cold":
+                shutil.rmtree(Path(cache, KERNELS), ignore_errors=True)
+            starts[name] = measure_process(args, Path(cache))
             print(f"{name}: ready after {starts[name]['ready_s']:.1f} s", flush=True)
     return {"starts": starts}
 
 
 def show(report: Report) -> None:
-    """Cold and warm beside each other."""
+    """The starts beside each other."""
     starts = report["starts"]
     rows = [[name, *(start[name] for start in starts.values())] for name in ("imports_s", "ready_s")]
     rows += [[f"  of it {part}", *(s["ready_parts_s"][part] for s in starts.values())] for part in PARTS]
@@ -186,7 +198,7 @@ def plot(report: Report, path: Path) -> None:
     parts = {part: [start["parts_s"][part] for start in starts.values()] for part in PARTS}
     environment = report["environment"]
     title = f"From python to the first batch, {environment['model']}, {environment['machine']}"
-    stacked_bars(path, title, [f"{name} kernel cache" for name in starts], parts, "seconds")
+    stacked_bars(path, title, [f"{name} start" for name in starts], parts, "seconds")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
