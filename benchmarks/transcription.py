@@ -8,7 +8,9 @@ tokens are decoded greedily after a prompt of four, end ids ignored, by models o
 figure is the median of `--repeats` runs after two that compile and record, or one of the ways that go on for longer.
 
 `--ways` says how the windows come: `batch`, all there at the start; `arriving`, four times as many (`--rounds`), one
-by one at the rate that the batch reached; `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading,
+by one at the rate that the batch reached. What counts there is the speed at which windows leave, from the first end to
+the last: a server that keeps up with its arrivals has it, and the time that one window takes, which is given beside
+it, stays the same however many come. `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading,
 resampling and features, by as many processes as there are cores, whose start counts too. `transcribe` is
 `LLM.transcribe` with its timestamp rules, log-probabilities and look for silence, on as many recordings of a window
 each; `transcribe-wav` reads these from files, and `transcribe-long` has one recording of that length in parallel
@@ -103,7 +105,7 @@ def measure_ways(llm: LLM, features: torch.Tensor, args: argparse.Namespace) -> 
     count, rate = args.rounds * windows, found["speed"] / WINDOW_SECONDS
     if "arriving" in args.ways:
         arriving = ArrivingWindows(llm, prompts, num_tokens, count, rate)
-        yield {"way": "arriving", **measure_one(arriving.run, num_tokens, args.repeats, 1)}
+        yield {"way": "arriving", **measure_arriving(arriving, num_tokens, args.repeats)}
     if "wav" in args.ways:
         with WavFiles(llm, PROMPT, num_tokens, windows, count) as files:
             yield {"way": "wav", **measure_one(files.run, num_tokens, args.repeats, 1)}
@@ -154,6 +156,27 @@ def measure_one(
     return {"tokens": tokens, "seconds": seconds, "speed": speed}
 
 
+def measure_arriving(arriving: ArrivingWindows, num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Speed at which windows leave, from the first end to the last, and how long one takes from its arrival."""
+    runs = []
+
+    def run() -> Count:
+        count = arriving.run()
+        runs.append((arriving.ends[-1] - arriving.ends[0], *median_and_most(arriving.latencies)))
+        return count
+
+    found = measure_one(run, num_tokens, repeats, 1)
+    spans, middle, most = zip(*runs[-repeats:], strict=True)
+    leaving = found["tokens"] // num_tokens - 1
+    speed = WINDOW_SECONDS * leaving / median(spans)
+    return {**found, "seconds": list(spans), "speed": speed, "latency_s": [median(middle), median(most)]}
+
+
+def median_and_most(values: Sequence[float]) -> tuple[float, float]:
+    """The median and the maximum."""
+    return median(values), max(values)
+
+
 def measure(args: argparse.Namespace) -> Report:
     """Every number of windows by every engine."""
     results, rows = [], args.windows or WINDOWS[args.model]
@@ -164,6 +187,7 @@ def measure(args: argparse.Namespace) -> Report:
                 took = ", ".join(f"{seconds:.3f}" for seconds in found["seconds"])
                 print(
                     f"{_label(found)}, {found['windows']} at once: {found['speed']:,.0f} s/s ({took} s)",
+                    *(f"latency {seconds:.2f} s" for seconds in found.get("latency_s", ())),
                     flush=True,
                 )
         free_memory()

@@ -28,7 +28,10 @@ FILE_RATE = 44100  # samples a second of the files
 
 
 class ArrivingWindows:
-    """Windows that are added one by one at a steady rate, as a server would, while the engine steps."""
+    """Windows that are added one by one at a steady rate, as a server would, while the engine steps.
+
+    ends, latencies: of the last run's windows, seconds since the first arrival and since their own.
+    """
 
     def __init__(
         self, llm: LLM, prompts: Sequence[Mapping[str, Any]], num_tokens: int, count: int, rate: float
@@ -36,11 +39,14 @@ class ArrivingWindows:
         """prompts: taken in turn, `count` times. rate: windows a second."""
         self._engine, self._prompts, self._num_tokens = llm.engine, prompts, num_tokens
         self._count, self._rate = count, rate
+        self.ends: list[float] = []
+        self.latencies: list[float] = []
 
     def run(self) -> tuple[int, int]:
         """Windows and tokens, once the last one is done."""
         engine, started, num_added, num_tokens = self._engine, time.perf_counter(), 0, 0
         prompts = islice(cycle(self._prompts), self._count)
+        self.ends, self.latencies = [], []
         while num_added < self._count or engine.has_unfinished:
             now = time.perf_counter() - started
             for prompt in islice(prompts, max(int(now * self._rate) + 1 - num_added, 0)):
@@ -53,9 +59,16 @@ class ArrivingWindows:
             if not engine.has_unfinished:
                 time.sleep(max(num_added / self._rate - now, 0.0))
                 continue
-            num_tokens += sum(len(update.new_token_ids) for update in engine.step())
+            for update in engine.step():
+                num_tokens += len(update.new_token_ids)
+                if update.finish_reason is not None:
+                    self._note_end(int(update.request.req_id), time.perf_counter() - started)
         engine.settle()
         return self._count, num_tokens
+
+    def _note_end(self, index: int, seconds: float) -> None:
+        self.ends.append(seconds)
+        self.latencies.append(seconds - index / self._rate)
 
 
 class WavFiles:
