@@ -1,4 +1,4 @@
-"""One token of each row through the state space of Mamba-2; the formula and the shapes are those of `ssd_scan`."""
+"""Rows of one token through the state space of Mamba-2; the formula and the shapes are those of `ssd_scan`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import RecurrentStep
-from model_states_mamba.kernels.softplus import softplus
 from model_states_mamba.kernels.ssd_parts import (
     Gated,
     SsdWeights,
@@ -16,6 +15,7 @@ from model_states_mamba.kernels.ssd_parts import (
     gate_arguments,
     gated,
     num_pieces,
+    time_step,
     time_steps,
 )
 
@@ -53,6 +53,7 @@ def _ssd_decode_kernel(
     dt_low,
     dt_high,
     pool,
+    query_start_loc,
     source_rows,
     final_rows,
     y,
@@ -73,45 +74,55 @@ def _ssd_decode_kernel(
     HAS_GATE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     GATE_LAST: tl.constexpr,
+    IS_DECODE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     if PDL:
         gdc_launch_dependents()
     # Neighbours are heads of one row, whose states are neighbours too.
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    group = head // (NUM_HEADS // NUM_GROUPS)
-    p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
-    n = tl.arange(0, BLOCK_N)
-    pool_stride = tl.full((), NUM_HEADS * HEAD_SIZE * STATE_SIZE, tl.int64)
+    token = row
+    if not IS_DECODE:
+        token = tl.load(query_start_loc + row).to(tl.int64)
+        if tl.load(query_start_loc + row + 1) - token != 1:
+            return
     source = tl.load(source_rows + row).to(tl.int64)
     final = tl.load(final_rows + row).to(tl.int64)
+    # Whatever is the same for all of a program is added to its pointers: what is left are small numbers.
+    first = head * HEAD_SIZE + tl.program_id(2) * BLOCK_P
+    group = head // (NUM_HEADS // NUM_GROUPS) * STATE_SIZE
+    p, n = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
+    num_channels = HEAD_SIZE - tl.program_id(2) * BLOCK_P
     # Nothing of a padding row is read or kept, and its y is zero.
-    has_p, has_n = p < tl.where(final > 0, HEAD_SIZE, 0), n < STATE_SIZE
+    has_p, has_n = p < tl.where(final > 0, num_channels, 0), n < STATE_SIZE
     has_state = has_p[:, None] & has_n[None, :]
-    place = (head * HEAD_SIZE + p[:, None]) * STATE_SIZE + n[None, :]
-    at = head * HEAD_SIZE + p
-    gates, factors = 0.0, 1.0
-    if HAS_NORM:
-        factors = tl.load(norm_weight + at, mask=has_p, other=0.0).to(tl.float32)
+    pool += first * STATE_SIZE
+    pool_stride = tl.full((), NUM_HEADS * HEAD_SIZE * STATE_SIZE, tl.int64)
+    place = p[:, None] * STATE_SIZE + n[None, :]
+    # The step before wrote the state: it may be read ahead of the convolution, which comes just before. Nothing that
+    # the compiler might wait for comes ahead of it.
+    state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0)
     decay_rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(dt_bias + head)
-    # The step before wrote the state: it may be read ahead of the convolution, which comes just before.
-    state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     # All that is read is asked for before the state is written, since no read may pass a write.
-    raw = tl.load(dt + row * dt_stride + head, mask=final > 0, other=0.0).to(tl.float32)
+    raw = tl.load(dt + token * dt_stride + head, mask=final > 0, other=0.0).to(tl.float32)
+    xs = tl.load(x + (token * x_stride + first) + p, mask=has_p, other=0.0).to(tl.float32)
+    bs = tl.load(b + (token * b_stride + group) + n, mask=has_n, other=0.0).to(tl.float32)
+    cs = tl.load(c + (token * c_stride + group) + n, mask=has_n, other=0.0).to(tl.float32)
+    gates, factors = 0.0, 1.0
     if HAS_GATE:
-        gates = tl.load(gate + row * gate_stride + at, mask=has_p, other=0.0).to(tl.float32)
-    xs = tl.load(x + row * x_stride + at, mask=has_p, other=0.0).to(tl.float32)
-    bs = tl.load(b + row * b_stride + group * STATE_SIZE + n, mask=has_n, other=0.0).to(tl.float32)
-    cs = tl.load(c + row * c_stride + group * STATE_SIZE + n, mask=has_n, other=0.0).to(tl.float32)
-    seconds = tl.minimum(tl.maximum(softplus(raw + bias), dt_low), dt_high)
-    state = state * tl.exp(seconds * decay_rate) + (seconds * xs)[:, None] * bs[None, :]
+        gates = tl.load(gate + (token * gate_stride + first) + p, mask=has_p, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        factors = tl.load(norm_weight + first + p, mask=has_p, other=0.0).to(tl.float32)
+    seconds = time_step(raw + bias, dt_low, dt_high)
+    state = state.to(tl.float32) * tl.exp(seconds * decay_rate) + (seconds * xs)[:, None] * bs[None, :]
     tl.store(pool + final * pool_stride + place, state.to(pool.dtype.element_ty), mask=has_state)
     ys = tl.sum(state * cs[None, :], 1) + skip * xs
-    squares_at = squares + (row * NUM_HEADS + head) * tl.num_programs(2) + tl.program_id(2)
+    squares_at = squares + (token * NUM_HEADS + head) * tl.num_programs(2) + tl.program_id(2)
     ys = gated(ys, gates, factors, squares_at, True, HAS_GATE, HAS_NORM, GATE_LAST)
-    tl.store(y + row * (NUM_HEADS * HEAD_SIZE) + at, ys.to(y.dtype.element_ty), mask=p < HEAD_SIZE)
+    target = y + (token * (NUM_HEADS * HEAD_SIZE) + first) + p
+    tl.store(target, ys.to(y.dtype.element_ty), mask=p < num_channels)
 
 
 def launch_options(block: int, item_size: int) -> dict[str, int]:
@@ -137,17 +148,23 @@ def ssd_decode_triton(
     y: torch.Tensor,
     after: Gated | None = None,
 ) -> None:
-    """Launch one program for each row, head and piece of a head."""
+    """Launch one program for each row, head and piece of a head.
+
+    In a decode step every row has one token or is padding; in others a program whose row has not one token ends at
+    once, which is why those may not start ahead.
+    """
     num_heads, head_size = pool.shape[1:3]
     sizes = constants(pool, b, after)
     _ssd_decode_kernel[(num_heads, len(step.seq_lens), num_pieces(head_size))](
         *(x, dt, b, c, weights.a, weights.d, weights.dt_bias, *weights.dt_limits, pool),
+        step.query_start_loc,
         step.source_rows,
         step.final_rows,
         y,
         *gate_arguments(x, after),
         *(x.stride(0), dt.stride(0), b.stride(0), c.stride(0)),
         **sizes,
+        IS_DECODE=step.is_decode,
         **launch_options(sizes["BLOCK_P"] * sizes["BLOCK_N"], pool.element_size()),
-        **programmatic_launch(x),
+        **(programmatic_launch(x) if step.is_decode else {"PDL": False}),
     )

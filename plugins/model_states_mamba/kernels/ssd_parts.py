@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from model_states.kernels.triton_import import tl, triton
+from model_states_mamba.kernels.softplus import softplus
 
 PIECE: Final = 64  # channels of a head that a program takes
 
@@ -59,6 +60,12 @@ def time_steps(dt: torch.Tensor, weights: SsdWeights) -> torch.Tensor:
 def by_head(groups: torch.Tensor, num_heads: int) -> torch.Tensor:
     """[n, G, N] -> fp32 [n, H, N]."""
     return groups.float().repeat_interleave(num_heads // groups.shape[1], 1)
+
+
+@triton.jit
+def time_step(raw, low, high) -> tl.tensor:
+    """softplus and clamp of fp32 raw."""
+    return tl.minimum(tl.maximum(softplus(raw), low), high)
 
 
 @triton.jit
