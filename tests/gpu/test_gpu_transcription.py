@@ -23,7 +23,8 @@ RECORDINGS = [audio(seed, length) for seed, length in enumerate((WINDOW, 5 * WIN
 
 @pytest.fixture
 def load(tmp_path: Path, drained: Drained) -> Callable[..., LLM]:
-    save_long_audio_model(tmp_path, 1)
+    # Its texts are long, and the same with weights and samples that are noisy from the sixth digit on.
+    save_long_audio_model(tmp_path, 2)
 
     def make(**options: Any) -> LLM:
         probe = {"prompt_token_ids": [START, 5], "model_inputs": {"audio": audio(1, WINDOW)}}
@@ -53,10 +54,9 @@ def test_transcripts_are_those_of_the_cpu(windows: str, load: Callable[..., LLM]
             assert transcript.duration == len(samples) / 16000
             times = [t for s in transcript.segments for t in (s.start, s.end)]
             assert times == sorted(times)
-        pairs = zip(transcripts, expected, strict=True)
-        # Where two tokens are as likely to the fifth digit, rounding decides between them.
-        assert sum(transcript.text != wanted.text for transcript, wanted in pairs) <= 1
-    assert windows == "parallel" or all(transcript.text for transcript in expected[:3])
+        assert [t.text for t in transcripts] == [t.text for t in expected]
+    # The last recording is too short to hold speech for whoever looks for it.
+    assert all(transcript.text for transcript in expected[:3])
 
 
 def test_words_have_times(load: Callable[..., LLM]) -> None:
