@@ -23,6 +23,7 @@ from model_states.config import ModelConfig
 from model_states.kernels.layer_norm import LayerNorm, layer_norm
 from model_states.kernels.layer_norm_linear import layer_norm_linear
 from model_states.kernels.linear import MAX_ROWS, linear
+from model_states.kernels.step_attention import serves_step, step_attention
 from model_states.rewrites.mlp import recognise_activation
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -139,10 +140,14 @@ class CrossDecoderLayer:
         self.shift_after = self._stream.shift_after
         self._self_attention: AttentionLayer
         self._cross_attention: CrossAttentionLayer
+        self._fuses_steps = False
 
-    def bind(self, self_attention: AttentionLayer, cross_attention: CrossAttentionLayer) -> None:
-        """Set where the layer keeps its state."""
+    def bind(
+        self, self_attention: AttentionLayer, cross_attention: CrossAttentionLayer, *, fuses_steps: bool
+    ) -> None:
+        """Set where the layer keeps its state. fuses_steps: short rows may be written and read by one Triton kernel."""
         self._self_attention, self._cross_attention = self_attention, cross_attention
+        self._fuses_steps = fuses_steps
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value [n, positions, num_heads, head_size] of an encoder's output [n, positions, hidden_size]."""
@@ -152,7 +157,7 @@ class CrossDecoderLayer:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The stream [num_tokens, hidden_size] after this layer."""
-        return self.run(x, self._self_attention, self._cross_attention)
+        return self.run(x, self._attend_to_self, self._cross_attention)
 
     def run(
         self, x: torch.Tensor, attend: Attend, attend_across: Callable[[torch.Tensor], torch.Tensor]
@@ -168,6 +173,15 @@ class CrossDecoderLayer:
         q = stream.enter(1, x, self._query).view(len(x), -1, size)
         x = stream.leave(1, x, attend_across(q).flatten(1))
         return stream.leave(2, x, stream.enter(2, x, self._up, self._activation))
+
+    def _attend_to_self(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        layer = self._self_attention
+        if not (self._fuses_steps and serves_step(query, layer.metadata, layer.spec)):
+            return layer(query, key, value)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        caches = layer.key_cache, layer.value_cache
+        step_attention(out, query, key, value, *caches, layer.metadata, layer.spec)
+        return out
 
 
 class EncoderLayer:
@@ -213,8 +227,9 @@ class CrossDecoder:
         self.cross_attention = CrossAttention(config, specs[0], encoder, projections)
         self.components = [self.self_attention, self.cross_attention]
         state = (self.self_attention.layers, self.cross_attention.layers)
+        fuses_steps = self.self_attention.backend.name == "triton"
         for layer, pages, pool in zip(self.layers, *state, strict=True):
-            layer.bind(pages, pool)
+            layer.bind(pages, pool, fuses_steps=fuses_steps)
         self.shift = self.layers[-1].shift_after
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

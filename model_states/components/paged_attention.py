@@ -52,17 +52,18 @@ class AttentionLayer:
     @property
     def slot_mapping(self) -> torch.Tensor:
         """Cache positions of this step's tokens, int64 [num_tokens], -1 for padding."""
-        return self._metadata.slot_mapping
+        return self.metadata.slot_mapping
 
     def attend(self, query: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """Attend over a cache to which this step's keys and values have been written at `slot_mapping`.
 
         query [num_tokens, num_heads, head_size]; returns [num_tokens, num_heads, head_size_v].
         """
-        return self._backend.attend(query, self.key_cache, self.value_cache, self._metadata, self.spec, sinks)
+        return self._backend.attend(query, self.key_cache, self.value_cache, self.metadata, self.spec, sinks)
 
     @property
-    def _metadata(self) -> AttentionMetadata:
+    def metadata(self) -> AttentionMetadata:
+        """Of this step, for kernels that do more than attend."""
         metadata = self._state.metadata
         assert metadata is not None, f"attention layer {self.name} was called outside a step"
         return metadata
