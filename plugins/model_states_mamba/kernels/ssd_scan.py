@@ -220,7 +220,7 @@ def ssd_scan_triton(
     y: torch.Tensor,
     after: Gated | None = None,
 ) -> None:
-    """Rows of one token, then a program for each longer row, head and piece of a head, which walks its chunks in order."""
+    """Rows of one token, then a program for each longer row, head and piece of a head; it walks the chunks in order."""
     ssd_decode_triton(x, dt, b, c, weights, pool, step, y, after)
     if step.is_decode:
         return
