@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import torch
 
-from model_states.kernels.act_mul import ACTIVATIONS, activated
+from model_states.kernels.act_mul import activated
+from model_states.kernels.activate import activate
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.layer_norm import LayerNorm, layer_norm
 from model_states.kernels.linear import LinearConfig, linear, linear_config
@@ -41,7 +42,7 @@ def layer_norm_linear_torch(
         h = torch.empty_like(x, memory_format=torch.contiguous_format)
         layer_norm(x, norm.shift, norm.weight, norm.bias, norm.eps, h)
     out = linear(h, weight, bias)
-    return out if activation is None else ACTIVATIONS[activation](out)
+    return out if activation is None else activate(out, activation)
 
 
 @triton.jit(do_not_specialize=["n", "m", "eps"])

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from model_states.components.content_key import content_key
 from model_states.encoder_decoder import EncoderLayer, ShiftedNorm, stack_layers
+from model_states.kernels.activate import activate
 from model_states.staged import HostToDevice
 from model_states_whisper.features import FeatureConfig, LogMel
 
@@ -100,7 +101,7 @@ class SpeechEncoder:
         """Hidden states [n, max_positions, hidden_size] of features [n, feature_size, num_frames]."""
         x = features.to(self._dtype).transpose(1, 2)
         for convolution in self._convolutions:
-            x = functional.gelu(convolution(x))
+            x = activate(convolution(x), "gelu")
         x = (x + self._position_embedding).flatten(0, 1)
         for layer in self._layers:
             x = layer(x, len(features))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from model_states.kernels.act_mul import ACTIVATIONS
 from model_states.kernels.layer_norm import LayerNorm
 from model_states.kernels.layer_norm_linear import (
-    ACTIVATIONS,
     layer_norm_linear,
     layer_norm_linear_torch,
     layer_norm_linear_triton,
