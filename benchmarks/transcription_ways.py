@@ -131,9 +131,9 @@ class Recordings:
         size = llm.engine.runner.model_state.vocab_size
         words = Tokens(WordLevel({f" {number}": number for number in range(size)}, unk_token=" 0"))
         llm.tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=words))
-        times = np.arange(count * self._window) / self._rate
-        noise = np.random.default_rng(0).normal(0.0, 0.1, len(times))
-        self._samples = (noise * np.where(times % 3.5 < 3.0, 1.0, 0.01)).astype(np.float32)
+        noise = np.random.default_rng(0).standard_normal(7 * self._rate, dtype=np.float32)
+        noise *= np.where(np.arange(len(noise)) / self._rate % 3.5 < 3.0, 0.1, 0.001)
+        self._samples = np.resize(noise, count * self._window)
         self._directory = tempfile.TemporaryDirectory()
 
     def arrays(self) -> tuple[int, int]:
