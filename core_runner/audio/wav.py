@@ -61,7 +61,7 @@ class PlainWav:
         for first in range(0, self.num_frames, _BLOCK):
             data = file.read(min(_BLOCK, self.num_frames - first) * self._frame_bytes)
             samples = self._to_float(data)
-            yield samples if self.channels == 1 else samples.reshape(-1, 2).mean(axis=1)
+            yield samples if self.channels == 1 else (samples[::2] + samples[1::2]) / 2
 
     @property
     def _frame_bytes(self) -> int:
