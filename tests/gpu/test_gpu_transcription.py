@@ -57,6 +57,10 @@ def test_transcripts_are_those_of_the_cpu(windows: str, load: Callable[..., LLM]
         assert [t.text for t in transcripts] == [t.text for t in expected]
     # The last recording is too short to hold speech for whoever looks for it.
     assert all(transcript.text for transcript in expected[:3])
+    # Rules and log-probabilities are a part of the graph, also in the steps that let windows in.
+    ways = llm.stats().step_ways
+    assert ways["step graph"] > 0
+    assert "forward graph" not in ways
 
 
 def test_words_have_times(load: Callable[..., LLM]) -> None:
