@@ -11,7 +11,9 @@ from unittest.mock import patch
 import pytest
 from support.drained import Drained
 from support.phases import PHASES, at_phases
+from support.replays import replayed_steps
 from support.toy_model import ToyPlugin, ToyTable, save_toy
+from support.whole_steps import mixed_replays, ways_since
 
 from core_runner import LLM, SamplingParams
 from core_runner.request import Request, RequestStatus
@@ -105,25 +107,37 @@ class Traffic:
                 assert self.reasons[req_id] == ("stop" if want[-1] in self.eos else "length")
 
 
-@pytest.mark.parametrize(
-    ("num_blocks", "eos"),
-    [(20, range(0)), (20, EOS), (11, range(0)), (11, EOS)],
-    ids=["abort", "eos", "preemption", "preemption and eos"],
-)  # fmt: skip
+SLOW = pytest.mark.slow
+CASES = {
+    "abort": (20, range(0), False),
+    "eos": (20, EOS, False),
+    "preemption": (11, range(0), False),
+    "preemption and eos": (11, EOS, False),
+    "abort, recorded": (20, range(0), True),
+    "eos, recorded": pytest.param(20, EOS, True, marks=SLOW),
+    "preemption, recorded": pytest.param(11, range(0), True, marks=SLOW),
+    "preemption and eos, recorded": (11, EOS, True),
+}
+
+
+@pytest.mark.parametrize(("num_blocks", "eos", "is_recorded"), CASES.values(), ids=list(CASES))
 def test_replacing_a_request_at_every_phase(
-    num_blocks: int, eos: range, toy_table: ToyTable, tmp_path: Path, drained: Drained
+    num_blocks: int, eos: range, is_recorded: bool, toy_table: ToyTable, tmp_path: Path, drained: Drained
 ) -> None:
     """With 20 blocks four requests fit, with 11 they push each other out: newcomers live on blocks just given up."""
     tight = num_blocks == 11
-    llm = drained(
-        save_toy(tmp_path, 50, eos_token_id=list(EOS)),
-        plugins=[ToyPlugin(toy_table)],
-        device="cpu",
-        block_size=4,
-        max_num_reqs=NUM_SLOTS,
-        max_num_batched_tokens=24,
-        num_blocks=num_blocks,
-    )
+    with replayed_steps():
+        llm = drained(
+            save_toy(tmp_path, 50, eos_token_id=list(EOS)),
+            plugins=[ToyPlugin(toy_table)],
+            device="cpu",
+            block_size=4,
+            max_num_reqs=NUM_SLOTS,
+            max_num_batched_tokens=24,
+            num_blocks=num_blocks,
+            cuda_graphs=None if is_recorded else False,
+        )
+    before, mixed = llm.stats().step_ways, mixed_replays(llm)
     traffic = Traffic(llm, toy_table, num_blocks + len(eos), eos, tight)
     traffic.run()
     traffic.check()
@@ -132,6 +146,11 @@ def test_replacing_a_request_at_every_phase(
     assert (llm.stats().preemptions > 20) == tight
     assert ("stop" in traffic.reasons.values()) == bool(eos)
     assert llm.stats().cached_tokens > 0
+    replayed = (
+        ways_since(llm, before)["step graph"] > NUM_EVENTS,
+        mixed_replays(llm) - mixed > NUM_EVENTS // 2,
+    )
+    assert replayed == (is_recorded, is_recorded)
 
 
 @pytest.mark.parametrize("is_async", [False, True])

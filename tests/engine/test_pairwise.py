@@ -13,6 +13,7 @@ from support.drained import Drained
 from support.phases import at_phases, pushing_out
 from support.reference import assert_exact
 from support.replays import replayed_steps
+from support.whole_steps import ways_since
 
 from core_runner import LLM, SamplingParams
 from core_runner.request import Request
@@ -81,13 +82,16 @@ class Matrix:
         params = [_params(pair, index) for index in range(len(prompts))]
         if "prefix" in pair:
             llm.generate(prompts, params)
+        before = llm.stats().step_ways
         with ExitStack() as stack:
             pushed_out = stack.enter_context(pushing_out(llm.engine, 22)) if "preemption" in pair else [22]
             if "abort" in pair:
                 stack.enter_context(at_phases(llm.engine, self._abort_later(llm)))
             outputs = llm.generate(prompts, params)
         assert pushed_out
-        assert (llm.engine.runner.graphs.counts["step graph"] > 0) == ("graphs" in pair)
+        # Log-probabilities are computed behind a graph of the forward, everything else of these within the step's.
+        scope = "forward graph" if "logprobs" in pair else "step graph"
+        assert (ways_since(llm, before)[scope] > 0) == ("graphs" in pair)
         assert (outputs[0].num_cached_tokens > 0) == ("prefix" in pair)
         return outputs
 

@@ -38,7 +38,7 @@ class ToyState(ModelState):
     name: ClassVar[str] = "toy-logits"
     api_version: ClassVar[int] = 1
     architectures: ClassVar[tuple[str, ...]] = ("ToyLogitsForCausalLM",)
-    capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache", "graphs"})
     input_names: ClassVar[frozenset[str]] = frozenset({"stale"})
     logits: ClassVar[Logits]
     cached: ClassVar[bool]
@@ -68,9 +68,12 @@ class ToyState(ModelState):
         return torch.stack([keys.float(), batch.positions.float()], dim=1)
 
     def _keys(self, batch: InputBatch) -> torch.Tensor:
-        self.cache.view(-1)[batch.slot_mappings[0].clamp(min=0)] = batch.input_ids.float()
+        # Of padding: no place, -1, and no row, which is taken for the last one.
+        places = batch.slot_mappings[0]
+        self.cache.view(-1)[places[places >= 0]] = batch.input_ids[places >= 0].float()
         tokens = torch.arange(len(batch.input_ids))
         rows = torch.searchsorted(batch.query_start_loc, tokens, right=True) - 1
+        rows = rows.clamp(max=len(batch.idx_mapping) - 1)
         cells = self.cache[batch.block_tables[0].long()].flatten(1)  # [num_reqs, max_blocks * block_size]
         places = torch.arange(cells.shape[1])
         last = batch.positions + self.cells_too_many[batch.idx_mapping.long()][rows]

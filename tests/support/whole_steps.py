@@ -18,10 +18,10 @@ def ways_since(llm: LLM, before: dict[str, int]) -> Counter[str]:
     return Counter(llm.stats().step_ways) - Counter(before)
 
 
-def mixed_replays(llm: LLM) -> int:
-    """Steps with a prefill in them that whole-step graphs have served."""
+def mixed_replays(llm: LLM, scope: str = "step") -> int:
+    """Steps with a prefill in them that graphs of that scope have served."""
     graphs = llm.engine.runner.graphs.graphs
-    return sum(g.num_replays for g in graphs if g.scope == "step" and g.shape.max_query_len > 1)
+    return sum(g.num_replays for g in graphs if g.scope == scope and g.shape.max_query_len > 1)
 
 
 def check_whole_steps(llm: LLM, prompts: Sequence[Any], references: Sequence[Reference], label: str) -> None:
