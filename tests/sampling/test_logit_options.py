@@ -1,5 +1,6 @@
 """Masks, bias, bad words, minimum length and penalties against the slow sampler, alone, in pairs and with drafts."""
 
+import inspect
 import itertools
 import math
 
@@ -21,6 +22,7 @@ from core_runner.sampling.kernels import (
 )
 from core_runner.sampling.kernels.overlay import overlaid_torch
 from core_runner.sampling_params import SamplingParams as Params
+from model_states.batch import GrammarMask
 
 EOS = (4, 9)
 KERNELS = (
@@ -238,34 +240,56 @@ def test_tables_grow_and_slots_change_hands(device):
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Names of the kernels that the sampler calls."""
+    """Names of the kernels that the sampler calls: of all that it imports, but for what only makes room (`new_...`)."""
     called = []
-    names = [module.__name__.rpartition(".")[2] for module in KERNELS if module is not penalties]
-    for name in ("count_tokens", "penalized_values", *names):
-        kernel = getattr(sampler_module, name)
+    kernels = [
+        (name, value)
+        for name, value in vars(sampler_module).items()
+        if inspect.isfunction(value)
+        and ".sampling.kernels." in value.__module__
+        and not name.startswith("new_")
+    ]
+    assert len(kernels) > 10
+    for name, kernel in kernels:
 
         def tell(*args, kernel=kernel, name=name):
             called.append(name)
-            kernel(*args)
+            return kernel(*args)
 
         monkeypatch.setattr(sampler_module, name, tell)
     return called
 
 
+PLAIN = ["group_maxima", "gumbel_argmax"]
+FILTERED = ["group_maxima", "top_k_top_p", "gumbel_argmax", "nucleus"]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, ["gumbel_argmax"]),
-        ({"temperature": 0.0}, ["gumbel_argmax"]),
-        ({"logprobs": 1}, ["gumbel_argmax", "logprobs"]),
-        ({"top_k": 3}, ["top_k_top_p", "gumbel_argmax"]),
-        ({"min_tokens": 2}, ["logit_entries", "gumbel_argmax"]),
-        ({"logit_bias": {1: 1.0}}, ["logit_entries", "gumbel_argmax"]),
-        ({"bad_words": [[1]]}, ["logit_entries", "gumbel_argmax"]),
-        ({"bad_words": [[1, 2]]}, ["working_logits", "bad_words", "gumbel_argmax"]),
-        ({"allowed_token_ids": [1]}, ["gumbel_argmax"]),
-        ({"presence_penalty": 1}, ["count_tokens", "penalized_values", "gumbel_argmax"]),
-        (OPTIONS["processed"], ["working_logits", "gumbel_argmax", "processed_logits", "logprobs"]),
+        ({}, PLAIN),
+        ({"temperature": 0.0}, PLAIN),
+        ({"logprobs": 0}, [*PLAIN, "logprobs"]),
+        ({"logprobs": 1}, [*PLAIN, "best_ids", "logprobs"]),
+        ({"top_k": 3}, FILTERED),
+        ({"top_p": 0.9}, FILTERED),
+        ({"min_p": 0.1}, FILTERED),
+        ({"top_p": 0.9, "logprobs": 1}, [*FILTERED, "best_ids", "logprobs"]),
+        ({"min_tokens": 2}, ["logit_entries", *PLAIN]),
+        ({"logit_bias": {1: 1.0}}, ["logit_entries", *PLAIN]),
+        # Groups of the logits as they were are not those of the draw.
+        (
+            {"logit_bias": {1: 1.0}, "logprobs": 1},
+            ["logit_entries", *PLAIN, "group_maxima", "best_ids", "logprobs"],
+        ),
+        ({"bad_words": [[1]]}, ["logit_entries", *PLAIN]),
+        ({"bad_words": [[1, 2]]}, ["working_logits", "bad_words", *PLAIN]),
+        ({"allowed_token_ids": [1]}, PLAIN),
+        ({"presence_penalty": 1}, ["count_tokens", "penalized_values", *PLAIN]),
+        (
+            OPTIONS["processed"],
+            ["working_logits", *PLAIN, "processed_logits", "group_maxima", "best_ids", "logprobs"],
+        ),
     ],
 )
 def test_an_option_that_nobody_uses_launches_nothing(device, launches, options, expected):
@@ -280,3 +304,16 @@ def test_an_option_that_nobody_uses_launches_nothing(device, launches, options, 
     launches.clear()
     world.sampler.sample(make_logits(world), world.batch())
     assert launches == expected
+
+
+def test_a_grammar_launches_its_mask_and_no_more(device, launches):
+    world = World([Case(Params(), [1, 2])], 31, device, EOS)
+    batch = world.batch()
+    rows, words = (torch.tensor(values, dtype=torch.int32, device=device) for values in ([0], [[1 << 5]]))
+    batch.grammar_mask = GrammarMask(rows, words)
+    got = world.sampler.sample(make_logits(world), batch)
+    assert got.token_ids.tolist() == [5]
+    assert launches == ["grammar_mask", *PLAIN]
+    launches.clear()
+    world.sampler.sample(make_logits(world), world.batch())
+    assert launches == PLAIN
