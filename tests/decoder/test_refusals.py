@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.drained import Drained
-from support.reference import assert_exact, greedy_reference
+from support.reference import assert_wholly_exact, greedy_reference
 
 from core_runner import LLM, SamplingParams
 from model_states import UnsupportedModelError
@@ -80,7 +80,7 @@ def test_an_untested_architecture_is_checked_and_exact(
     llm = drained(str(tmp_path), device="cpu", block_size=4, max_num_batched_tokens=7)
     prompt = [5, 9, 33, 8, 71, 20, 14, 3, 60, 2, 11]
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=1)
-    assert_exact(
+    assert_wholly_exact(
         llm.generate([prompt], params)[0].outputs[0], greedy_reference(model, prompt, 10), model_type
     )
 

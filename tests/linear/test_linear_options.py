@@ -11,7 +11,7 @@ from linear.states import component_of
 from linear.tiny import save_tiny
 from model_states_linear.mixers import MIXERS
 from support.drained import Drained
-from support.reference import assert_exact
+from support.reference import assert_wholly_exact
 from support.tiny_recurrent import recomputed_reference
 
 from core_runner import LLM, SamplingParams
@@ -45,7 +45,7 @@ def test_states_in_another_dtype_than_the_weights(dtype: str, state: str, tiny, 
 def test_layers_as_they_are_give_the_same(name: str, tiny, drained: Drained) -> None:
     model = tiny(name)
     llm = _llm(drained, model.directory, fused_layers=False)
-    assert_exact(llm.generate(PROMPT, GREEDY)[0].outputs[0], model.reference(PROMPT, 4), name)
+    assert_wholly_exact(llm.generate(PROMPT, GREEDY)[0].outputs[0], model.reference(PROMPT, 4), name)
 
 
 def test_a_state_moves_to_another_engine(tiny, drained: Drained, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_state_moves_to_another_engine(tiny, drained: Drained, tmp_path: Path)
     resumed = SavedState.load(tmp_path / "state.safetensors").prompt([9, 8])
     (output,) = second.generate([resumed], GREEDY)
     assert output.num_cached_tokens == len(said) - 1
-    assert_exact(output.outputs[0], model.reference(resumed["prompt_token_ids"], 4), "resumed")
+    assert_wholly_exact(output.outputs[0], model.reference(resumed["prompt_token_ids"], 4), "resumed")
 
 
 def test_the_language_model_of_a_larger_checkpoint(tmp_path: Path, drained: Drained) -> None:
@@ -73,7 +73,7 @@ def test_the_language_model_of_a_larger_checkpoint(tmp_path: Path, drained: Drai
     )
     model.eval().save_pretrained(tmp_path)
     (output,) = _llm(drained, str(tmp_path)).generate([PROMPT], GREEDY)
-    assert_exact(output.outputs[0], recomputed_reference(model, PROMPT, 4), "text alone")
+    assert_wholly_exact(output.outputs[0], recomputed_reference(model, PROMPT, 4), "text alone")
 
 
 def test_prompts_of_thousands_of_tokens(tmp_path: Path, drained: Drained) -> None:
@@ -82,7 +82,9 @@ def test_prompts_of_thousands_of_tokens(tmp_path: Path, drained: Drained) -> Non
     llm = _llm(drained, str(tmp_path), max_model_len=2200, max_num_batched_tokens=600)
     prompts = [[first, *((17 * i) % 200 + 3 for i in range(2048))] for first in (5, 6)]
     for prompt, output in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
-        assert_exact(output.outputs[0], recomputed_reference(model, prompt, 4), f"{len(prompt)} tokens")
+        assert_wholly_exact(
+            output.outputs[0], recomputed_reference(model, prompt, 4), f"{len(prompt)} tokens"
+        )
 
 
 def test_an_unknown_dtype_is_refused_whatever_layers_there_are(tiny) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 from linear.states import pools, watch_rows
 from support.drained import Drained
-from support.reference import assert_exact
+from support.reference import assert_wholly_exact
 from support.replays import replayed_steps
 
 from core_runner import SamplingParams
@@ -37,6 +37,6 @@ def test_padding_rows_touch_nobody(name: str, tiny, drained: Drained) -> None:
     watch_rows(runner)
     for index, output in enumerate(llm.generate(PROMPTS, PARAMS)):
         want = model.reference(PROMPTS[index], PARAMS[index].max_tokens)
-        assert_exact(output.outputs[0], want, f"request {index}")
+        assert_wholly_exact(output.outputs[0], want, f"request {index}")
     assert runner.graphs.counts["step graph"] - before > 20
     assert not any(pool[0].any() for pool in pools(runner))

@@ -10,7 +10,7 @@ import torch
 from driver import Driver
 from support.drained import Drained
 from support.phases import pushing_out
-from support.reference import assert_exact
+from support.reference import assert_wholly_exact
 
 from core_runner import LLM, ModelRunner, RequestError, RunnerConfig, SamplingParams
 from model_states.components import SavedState, StateKeeper
@@ -47,8 +47,10 @@ def test_a_conversation_goes_on_elsewhere(name: str, tiny, drained: Drained, tmp
         beside = PROMPT[: length + 3]
         got, other = there.generate([prompt, beside], GREEDY)
         assert got.num_cached_tokens == length + 4
-        assert_exact(got.outputs[0], model.reference(prompt["prompt_token_ids"], 5), f"{length} tokens")
-        assert_exact(other.outputs[0], model.reference(beside, 5))
+        assert_wholly_exact(
+            got.outputs[0], model.reference(prompt["prompt_token_ids"], 5), f"{length} tokens"
+        )
+        assert_wholly_exact(other.outputs[0], model.reference(beside, 5))
 
 
 def test_restored_requests_may_be_preempted_and_kept_again(tiny, drained: Drained) -> None:
@@ -61,10 +63,10 @@ def test_restored_requests_may_be_preempted_and_kept_again(tiny, drained: Draine
     with pushing_out(llm.engine, len(ids) + 2) as pushed_out:
         (output,) = llm.generate([prompt], GREEDY)
     assert pushed_out
-    assert_exact(output.outputs[0], model.reference(ids, 5))
+    assert_wholly_exact(output.outputs[0], model.reference(ids, 5))
     again = keeper.take([*ids, *output.outputs[0].token_ids]).prompt([9])
     (output,) = llm.generate([again], GREEDY)
-    assert_exact(output.outputs[0], model.reference(again["prompt_token_ids"], 5))
+    assert_wholly_exact(output.outputs[0], model.reference(again["prompt_token_ids"], 5))
 
 
 def test_states_are_shared_with_nobody(tiny, drained: Drained) -> None:
@@ -78,7 +80,7 @@ def test_states_are_shared_with_nobody(tiny, drained: Drained) -> None:
     want = model.reference(prompt["prompt_token_ids"], 5)
     assert output.outputs[0].token_ids != want.token_ids
     (output,) = llm.generate([prompt["prompt_token_ids"]], GREEDY)
-    assert_exact(output.outputs[0], want)
+    assert_wholly_exact(output.outputs[0], want)
 
 
 @pytest.mark.parametrize("length", [11, 15, 16, 21])

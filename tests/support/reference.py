@@ -62,3 +62,9 @@ def assert_exact(got: Any, want: Reference, label: str = "") -> int:
                 f"{label}: logprob of token {position} is {logprob:.6f}, not {float(row[token]):.6f}"
             )
     return 0
+
+
+def assert_wholly_exact(got: Any, want: Reference, label: str = "") -> None:
+    """`assert_exact` of what has a margin everywhere: no position is skipped."""
+    skipped = assert_exact(got, want, label)
+    assert skipped == 0, f"{label}: {skipped} positions had too small a margin to compare"

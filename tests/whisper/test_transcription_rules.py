@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.drained import Drained
 from support.encoder_decoder import OPTIONS, VOCAB_SIZE, ask, features, reference, save_speech_model
-from support.reference import assert_exact
+from support.reference import assert_wholly_exact
 from transformers import (
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -180,7 +180,7 @@ def test_options_are_checked(timed_llm, tmp_path: Path, drained: Drained) -> Non
         plain.generate(ask(0, [3]), params)
     both = SamplingParams(temperature=0.0, max_tokens=5, logits_processors={"whisper": {}})
     (output,) = plain.generate(ask(0, [3]), both)
-    assert_exact(
+    assert_wholly_exact(
         output.outputs[0],
         reference(_load(tmp_path), [3], 5, input_features=torch.from_numpy(features(0))[None]),
     )
