@@ -80,7 +80,12 @@ def test_a_hit_rate_of_zero_is_told(tiny, drained: Drained, caplog: pytest.LogCa
 
 
 def test_kept_states_are_counted_and_bounded(tiny, drained: Drained) -> None:
+    """Eleven blocks: the two full ones of each of the last five prompts are kept, and those before them given up."""
     llm = hits_llm(drained, tiny("mamba2"), num_blocks=12)
-    for seed in range(20):
-        llm.generate(random_prompt(33, seed=seed), SamplingParams(max_tokens=1))
-    assert 0 < llm.stats().cached_blocks <= llm.stats().num_blocks == 11
+    assert llm.stats().num_blocks == 11
+    prompts, params = [random_prompt(33, seed=seed) for seed in range(20)], SamplingParams(max_tokens=1)
+    for count, prompt in enumerate(prompts, start=1):
+        llm.generate(prompt, params)
+        assert llm.stats().cached_blocks == min(2 * count, 10)
+    hits = [llm.generate(prompt, params)[0].num_cached_tokens for prompt in prompts[:-10:-1]]
+    assert hits == [32] * 5 + [0] * 4
