@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from support.encoder_decoder import (
     reference,
     save_speech_model,
 )
-from support.reference import assert_exact
+from support.reference import assert_wholly_exact
 
 from core_runner import LLM, SamplingParams
 from core_runner.errors import RequestError
@@ -60,9 +61,9 @@ def test_audio_gives_what_its_features_give(speech: SpeechModel, speech_llm: Mak
     # Between two of features, so that both kinds are in one batch.
     outputs = llm.generate([prompts[0], ask(5, [3]), prompts[1], ask(6, [3])], GREEDY)
     for output, mel in zip(outputs[::2], log_mel(padded), strict=True):
-        assert_exact(output.outputs[0], reference(speech.model, [3, 9], 8, input_features=mel[None]))
+        assert_wholly_exact(output.outputs[0], reference(speech.model, [3, 9], 8, input_features=mel[None]))
     for output, seed in zip(outputs[1::2], (5, 6), strict=True):
-        assert_exact(output.outputs[0], speech.reference(seed, [3], 8))
+        assert_wholly_exact(output.outputs[0], speech.reference(seed, [3], 8))
 
 
 def test_short_features_are_padded_as_in_transformers(speech: SpeechModel, speech_llm: MakeLLM) -> None:
@@ -72,7 +73,7 @@ def test_short_features_are_padded_as_in_transformers(speech: SpeechModel, speec
         {"prompt_token_ids": [3], "model_inputs": {"input_features": torch.from_numpy(short).double()}},
         GREEDY,
     )
-    assert_exact(output.outputs[0], reference(speech.model, [3], 8, input_features=padded))
+    assert_wholly_exact(output.outputs[0], reference(speech.model, [3], 8, input_features=padded))
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -131,29 +132,38 @@ def test_both_styles_of_processor_files_load(style: str, tmp_path: Path) -> None
         load_feature_config(load_checkpoint_config(str(tmp_path)))
 
 
-def test_the_decoder_ends_at_its_last_position(tmp_path: Path, drained: Callable[..., LLM]) -> None:
-    """Field report D-02: whatever prompt and limit, position 447 is the last, or the request is refused."""
+# Tokens of a prompt, three that start one with timestamps or four without, and text; and most tokens to generate.
+GRID = list(
+    product(
+        [start + text for start in (3, 4) for text in (0, 1, 222, 223, 224, 400)], (None, 1, 220, 224, 448)
+    )
+)
+# Every length and every limit, the shortest and the longest prompts with all limits, and one with room for a token.
+EDGES = [(5, None), (225, 220), (226, 220), (227, 224), (228, None), (403, 220), (447, 1), (3, None)]
+EDGES += [case for case in GRID if case[0] in (4, 404)]
+
+
+@pytest.mark.parametrize("cases", [EDGES, pytest.param(GRID, marks=pytest.mark.slow)], ids=["edges", "grid"])
+def test_the_decoder_ends_at_its_last_position(
+    cases: list[tuple[int, int | None]], tmp_path: Path, drained: Callable[..., LLM]
+) -> None:
+    """Field report D-02: whatever prompt and limit, position 447 is the last, or the request is refused; and whoever
+    runs beside others is what it is alone.
+    """
     save_speech_model(tmp_path, max_target_positions=448, max_length=20)
     options = {**OPTIONS, "max_num_reqs": 16, "max_num_batched_tokens": 512, "block_size": 16}
     llm = drained(str(tmp_path), probe=ask(99, [3, 5, 6]), **options)
-    # Prompts of the start tokens, with and without timestamps, after 0, 1, 222, 223, 224 and 400 tokens of text.
-    edges = (
-        (3, None),
-        (4, 448),
-        (5, None),
-        (225, 220),
-        (226, 220),
-        (227, 224),
-        (228, None),
-        (403, 220),
-        (447, 1),
-    )
-    cases = [*edges, *((4, limit) for limit in (None, 1, 220)), *((404, limit) for limit in (1, 224, 448))]
     params = [SamplingParams(temperature=0.0, max_tokens=limit, ignore_eos=True) for _, limit in cases]
-    prompts = [ask(1, [3] * length) for length, _ in cases]
-    for (length, limit), output in zip(cases, llm.generate(prompts, params), strict=True):
-        completion = output.outputs[0]
+    prompts = [
+        ask(i % 5, [3, *((7 * i + j) % 190 + 5 for j in range(length - 1))])
+        for i, (length, _) in enumerate(cases)
+    ]
+    for i, output in enumerate(llm.generate(prompts, params)):
+        (completion,), (length, limit) = output.outputs, cases[i]
         assert completion.finish_reason == "length"
         assert len(completion.token_ids) == min(limit or 448, 448 - length), (length, limit)
+        if i % 6 == 3:
+            (alone,) = llm.generate(prompts[i], params[i])
+            assert alone.outputs[0].token_ids == completion.token_ids, (length, limit)
     with pytest.raises(RequestError, match="a prompt of 448 tokens and one output exceed max_model_len=448"):
         llm.generate(ask(1, [3] * 448), SamplingParams(max_tokens=1))
