@@ -15,6 +15,7 @@ from support.drained import Drained
 from support.encoder_decoder import encoder_runs, reference, save_text_model
 from support.reference import Reference, assert_exact
 from support.replays import replayed_steps
+from support.whole_steps import mixed_replays, ways_since
 
 from core_runner import LLM, SamplingParams
 from core_runner.errors import RequestError
@@ -101,9 +102,12 @@ def test_steps_are_replayed(text_llm: MakeLLM, check: Callable[..., None]) -> No
     with replayed_steps():
         llm = text_llm()
     greedy = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    for _ in range(2):
+    before, mixed = llm.stats().step_ways, mixed_replays(llm)
+    for _ in range(3):
         check(llm.generate([_ask(*case) for case in CASES], greedy))
-    assert llm.stats().step_ways["step graph"] > 0
+    ways = ways_since(llm, before)
+    assert ways["step graph"] > sum(ways.values()) // 2
+    assert mixed_replays(llm) > mixed
 
 
 def test_completions_and_duplicates_read_once(text_llm: MakeLLM, check: Callable[..., None]) -> None:

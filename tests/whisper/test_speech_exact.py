@@ -12,6 +12,7 @@ import torch
 from support.encoder_decoder import OPTIONS, SpeechModel, ask, encoder_runs, features
 from support.reference import assert_exact
 from support.replays import replayed_steps
+from support.whole_steps import mixed_replays, ways_since
 
 from core_runner import LLM, SamplingParams, completion_seed
 from model_states.components.encoder_runs import EncoderRuns
@@ -81,12 +82,14 @@ def test_steps_are_replayed(speech: SpeechModel, speech_llm: MakeLLM) -> None:
     with replayed_steps():
         llm = speech_llm()
     greedy = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    before, mixed = llm.stats().step_ways, mixed_replays(llm)
     for _ in range(2):
         _check(llm.generate(_ask_all(CASES), greedy), speech)
         _check(llm.generate(_ask_all(CASES[::-1]), greedy), speech, CASES[::-1])
-    ways = llm.stats().step_ways
-    assert ways["step graph"] > 0
+    ways = ways_since(llm, before)
+    assert ways["step graph"] > sum(ways.values()) // 2
     assert "forward graph" not in ways
+    assert mixed_replays(llm) > mixed
 
 
 def test_equal_audio_is_encoded_once(speech: SpeechModel, speech_llm: MakeLLM) -> None:
