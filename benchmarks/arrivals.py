@@ -5,8 +5,8 @@
 W3's requests (32 to 512 in, 64 to 256 out) arrive as a Poisson process of a fixed seed. One loop adds to the engine
 what has arrived and runs `Engine.step`. TTFT is the time from a request's arrival to its first token, TPOT the time
 per token after the first; both are given as p50, p95 and p99 over requests, with the output tokens a second from the
-first arrival to the last token. The requests of the last rate run twice before, all at once and as they arrive, to
-compile and record.
+first arrival to the last token. Each rate runs twice before: at another rate steps have other shapes, which are
+recorded when they come again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from core_runner import LLM
 from core_runner.request import Request
 
 PERCENTILES = (50, 95, 99)
+WARM_UPS = 2
 
 
 class Times(NamedTuple):
@@ -98,14 +100,19 @@ def measure(args: argparse.Namespace) -> Report:
     lengths = ((3, 40), (2, 9)) if args.small else ((32, 512), (64, 256))
     results = []
     with open_llm(args.model, args.small) as llm:
-        for repeat, rate in enumerate([rates[-1], rates[-1], *rates]):
+        for rate in rates:
             count = max(int(rate * args.seconds), 2)
             jobs = Workload("", count, *lengths).jobs(MODELS[args.model]["vocab_size"])
-            arrivals = poisson_arrivals(count, rate) if repeat else [0.0] * count
+            arrivals = poisson_arrivals(count, rate)
+            for _ in range(WARM_UPS):
+                serve(llm, jobs, arrivals)
+            before = Counter(llm.stats().step_ways)
             found = summarize(serve(llm, jobs, arrivals))
-            if repeat > 1:  # the first rounds only warm up
-                results.append({"rate": rate, **found})
-                print(f"{rate:g} requests/s: {found['tokens_per_s']:,.0f} tokens/s", flush=True)
+            ways = Counter(llm.stats().step_ways) - before
+            results.append({"rate": rate, **found, "steps": dict(ways)})
+            print(
+                f"{rate:g} requests/s: {found['tokens_per_s']:,.0f} tokens/s, steps {dict(ways)}", flush=True
+            )
     return {"rates": results}
 
 
