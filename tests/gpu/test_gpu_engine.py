@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.drained import Drained
 from support.never_waiting import never_waiting
+from support.odd_ids import OddIds
 from support.reference import assert_exact, greedy_reference
 from support.tiny_models import TINY, save_tiny
 from support.whole_steps import check_whole_steps, fill_with_garbage, mixed_replays, ways_since
@@ -70,6 +71,7 @@ MIXED = {
     "bad words": ("forward", {"bad_words": [[7], [8, 9], [10, 11, 12]]}),
     "allowed": ("forward", {"allowed_token_ids": list(range(3, 99))}),
     "processor": ("forward", {"logits_processors": {"no_repeat": {"window": 8}}}),
+    "grammar": ("forward", {"structured_output": {"regex": "odd ids"}, "ignore_eos": False}),
 }
 
 
@@ -84,9 +86,10 @@ def test_steps_never_synchronise(tmp_path: Path, drained: Drained, monkeypatch: 
     options = {"max_num_reqs": 8, "max_model_len": 128, "max_num_batched_tokens": 40, "poison": False}
     extension = importlib.import_module("no_repeat").NoRepeatExtension()
     llm = drained(str(tmp_path), device="cuda", extensions=[extension], **options)
+    llm.engine.grammars = OddIds(211)
     # Rare options keep the sampler out of the graph: first half without, second half with them.
     common = [name for name, (scope, _) in MIXED.items() if scope == "step"]
-    names = [common[i % len(common)] for i in range(40)] + [list(MIXED)[i % len(MIXED)] for i in range(45)]
+    names = [common[i % len(common)] for i in range(40)] + [list(MIXED)[i % len(MIXED)] for i in range(50)]
     params = [_params(name) for name in names]
     # Loading a kernel synchronises, and so does recording a graph: every shape is met before.
     for _ in range(3):
@@ -97,12 +100,14 @@ def test_steps_never_synchronise(tmp_path: Path, drained: Drained, monkeypatch: 
     assert all(len(output.outputs[0].token_ids) == 24 for output in outputs)
     assert llm.stats().steps - steps >= 200
     assert counted.steps >= 200
+    assert counted.masks > 20
     ways = ways_since(llm, before)
     assert min(ways["step graph"], ways["forward graph"]) > 20, ways
     for name, output in zip(names, outputs, strict=True):
         tokens = output.outputs[0].token_ids
         assert name != "allowed" or set(tokens) <= set(range(3, 99))
         assert name != "bad words" or 7 not in tokens
+        assert name != "grammar" or all(token % 2 for token in tokens)
         assert name != "processor" or all(tokens[i] not in tokens[max(i - 8, 0) : i] for i in range(24))
 
 
