@@ -28,7 +28,7 @@ class SlotTable:
         self.generation_np = np.zeros(max_num_reqs, np.int64)
         self.rank_np = np.zeros((2, max_num_reqs), np.int64)  # priority, arrival
         self.is_running_np = np.zeros(max_num_reqs, np.bool_)
-        # Rows that update() must look at one by one: own stop ids, or logprobs to hand out.
+        # Rows that update() must look at one by one: own stop ids, or a constraint.
         self.needs_check_np = np.zeros(max_num_reqs, np.bool_)
         # Rows that one of the model's end ids ends.
         self.ends_at_eos_np = np.zeros(max_num_reqs, np.bool_)
@@ -72,9 +72,7 @@ class SlotTable:
         self.num_in_flight_np[slot] = 0
         self.rank_np[:, slot] = request.rank
         self.is_constrained_np[slot] = request.constraint is not None
-        self.needs_check_np[slot] = (
-            bool(params.stop_token_ids) or params.logprobs is not None or request.constraint is not None
-        )
+        self.needs_check_np[slot] = bool(params.stop_token_ids) or request.constraint is not None
         self.ends_at_eos_np[slot] = not params.ignore_eos
         self.reports_np[slot] = request.reports_tokens
         self.is_running_np[slot] = True

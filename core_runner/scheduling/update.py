@@ -68,6 +68,8 @@ class StepResults:
         self, step: ScheduledStep, output: ModelRunnerOutput, rows: npt.NDArray[np.intp] | None
     ) -> list[RequestUpdate]:
         """Rows that bring one token each and go on; None: all of them."""
+        if output.logprobs is not None:
+            _append_logprobs(step.requests, output.logprobs, rows)
         slots, requests, outputs = step.output.slots, step.requests, step.outputs
         tokens = output.sampled_token_ids[:, 0]
         if rows is not None and len(rows) < len(requests):
@@ -83,7 +85,7 @@ class StepResults:
         # A named tuple's own constructor takes twice as long.
         new, none = tuple.__new__, ()
         return [
-            new(RequestUpdate, (request, [token], None, none))
+            new(RequestUpdate, (request, [token], None, request.logprobs[-1:] if request.logprobs else none))
             for request, token in zip(requests, token_ids, strict=True)
             if request.reports_tokens
         ]
@@ -152,6 +154,16 @@ def _cut_at_stop(request: Request, token_ids: list[int]) -> tuple[list[int], Fin
         if token in request.stop_token_ids:
             return token_ids[: idx + 1], "stop"
     return token_ids[:room], "length" if len(token_ids) >= room else None
+
+
+def _append_logprobs(
+    requests: Sequence[Request], logprobs: Logprobs, rows: npt.NDArray[np.intp] | None
+) -> None:
+    """Those of one token to every row that asked for them; rows None: all of them."""
+    for row in range(len(requests)) if rows is None else rows.tolist():
+        request = requests[row]
+        if request.sampling_params.logprobs is not None:
+            request.logprobs += _row_logprobs(request, logprobs, row, 1)
 
 
 def _row_logprobs(request: Request, logprobs: Logprobs | None, row: int, num: int) -> list[TokenLogprobs]:

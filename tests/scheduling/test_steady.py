@@ -70,15 +70,26 @@ def test_those_who_wait_for_a_slot_change_nothing():
     sim.check_exact()
 
 
-@pytest.mark.parametrize("params", [{"logprobs": 1}, {"stop_token_ids": [90]}])
-def test_rows_that_are_looked_at_one_by_one_have_every_step_planned(params):
+def test_rows_that_are_looked_at_one_by_one_have_every_step_planned():
     sim = Recorded(depth=1)
     sim.fill(2)
-    sim.add("looked at", [5, 6, 7], max_tokens=30, ignore_eos=True, **params)
+    sim.add("looked at", [5, 6, 7], max_tokens=30, ignore_eos=True, stop_token_ids=[90])
     sim.run()
     sim.check_exact()
     # When it has ended the others may be in a steady state.
     assert "r" not in sim.repeats[: len(sim.emitted["looked at"])]
+
+
+def test_steps_are_repeated_for_rows_with_log_probabilities():
+    sim = Recorded(depth=1)
+    sim.fill(2)
+    sim.add("scored", [5, 6, 7], max_tokens=30, ignore_eos=True, logprobs=1)
+    scored = sim.requests["scored"]
+    sim.run()
+    sim.check_exact()
+    assert sim.repeats == ".." + "r" * 27 + "."
+    assert [token.token_ids[0] for token in scored.logprobs] == scored.output_token_ids
+    assert not sim.requests["r0"].logprobs
 
 
 def test_one_step_in_a_block_hands_out_blocks_where_there_is_room():
