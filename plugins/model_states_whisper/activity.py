@@ -97,7 +97,8 @@ def find_speech(levels: Levels) -> Mask:
     least = np.percentile(speech, 95) - _DEEPEST
     enter, stay = np.maximum(enter, least), np.maximum(stay, least)
     enter[span < _STEADY] = np.inf
-    runs = [run for run in _runs(smooth > stay) if (smooth > enter)[run.start : run.end].any()]
+    is_loud = smooth > enter
+    runs = [run for run in _runs(smooth > stay) if is_loud[run.start : run.end].any()]
     mask = np.zeros(len(levels), dtype=np.bool_)
     for run in _bridged(runs, _BRIDGED):
         if run.end - run.start >= _SHORTEST:
