@@ -8,15 +8,19 @@ tokens are decoded greedily after a prompt of four, end ids ignored, by models o
 figure is the median of `--repeats` runs after two that compile and record, or one of the ways that go on for longer.
 
 `--ways` says how the windows come: `batch`, all there at the start; `arriving`, four times as many (`--rounds`), one
-by one at the rate that the batch reached. What counts there is the speed at which windows leave, from the first end to
-the last: a server that keeps up with its arrivals has it, and the time that one window takes, which is given beside
-it, stays the same however many come. `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading,
-resampling and features, by as many processes as there are cores, whose start counts too. `transcribe` is
-`LLM.transcribe` with its timestamp rules, log-probabilities and look for silence, on as many recordings of a window
-each; `transcribe-wav` reads these from files, and `transcribe-long` has one recording of that length in parallel
-windows. Random weights seldom end a text, so the model is loaded with no more positions than those tokens take (which
-holds for all ways of the run), and one temperature is tried. `--peers` runs transformers' `generate` after ours, on
-one fixed batch of the same windows.
+by one at the rate that the batch reached; `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading,
+resampling and features, by as many processes as there are cores, whose start counts too. Of arriving windows the speed
+at which the middle half leaves counts, for that is what a server can keep up with: the first ones meet an idle device
+and the last ones leave one behind. How long a window takes from its arrival is given beside it (median and most).
+
+`transcribe` is `LLM.transcribe` as users call it, with timestamp rules, log-probabilities and a look for silence, of as
+many recordings of a window each; `transcribe-wav` reads these from files, and `transcribe-long` has one recording of
+that length in parallel windows. Random weights say what they like: they seldom end a text, so the model is loaded with
+no more positions than 100 tokens take (for all ways of the run), one temperature is tried, and where a text breaks off
+the rest of a window is a window again, as it would be with true weights. So what is counted is the windows of 30 s
+that the encoder and the decoder had, by whose number the seconds of audio differ.
+
+`--peers` runs transformers' `generate` after ours, on one fixed batch of the same windows.
 """
 
 from __future__ import annotations
@@ -157,18 +161,17 @@ def measure_one(
 
 
 def measure_arriving(arriving: ArrivingWindows, num_tokens: int, repeats: int) -> dict[str, Any]:
-    """Speed at which windows leave, from the first end to the last, and how long one takes from its arrival."""
+    """Speed at which the middle half of the windows leaves, and how long one takes from its arrival."""
     runs = []
 
     def run() -> Count:
         count = arriving.run()
-        runs.append((arriving.ends[-1] - arriving.ends[0], *median_and_most(arriving.latencies)))
+        runs.append((arriving.middle_seconds(), *median_and_most(arriving.latencies)))
         return count
 
     found = measure_one(run, num_tokens, repeats, 1)
     spans, middle, most = zip(*runs[-repeats:], strict=True)
-    leaving = found["tokens"] // num_tokens - 1
-    speed = WINDOW_SECONDS * leaving / median(spans)
+    speed = WINDOW_SECONDS * (found["tokens"] // num_tokens // 2) / median(spans)
     return {**found, "seconds": list(spans), "speed": speed, "latency_s": [median(middle), median(most)]}
 
 

@@ -66,6 +66,11 @@ class ArrivingWindows:
         engine.settle()
         return self._count, num_tokens
 
+    def middle_seconds(self) -> float:
+        """Between the end of the first quarter of the windows and that of the third, in the last run."""
+        quarter = self._count // 4
+        return self.ends[quarter + self._count // 2 - 1] - self.ends[quarter - 1]
+
     def _note_end(self, index: int, seconds: float) -> None:
         self.ends.append(seconds)
         self.latencies.append(seconds - index / self._rate)
@@ -121,15 +126,17 @@ class Recordings:
 
     Loud for three seconds, quiet for a half, in turn, so that cuts are found. Random weights rarely end a text, so a
     window says as many tokens as the model's positions allow; whatever they say is accepted at the first temperature.
+    What follows the last timestamp of a window is decoded as another one, so windows are counted by what is encoded.
     """
 
     def __init__(self, llm: LLM, count: int) -> None:
         """count: windows of audio in all."""
-        features = llm.engine.runner.model_state.encoder.features
+        state: Any = llm.engine.runner.model_state
+        features, self._runs = state.encoder.features, state.cross_attention.runs
         self._llm, self._count, self._rate = llm, count, features.sampling_rate
         self._window = features.num_samples
-        size = llm.engine.runner.model_state.vocab_size
-        words = Tokens(WordLevel({f" {number}": number for number in range(size)}, unk_token=" 0"))
+        ids = {f" {number}": number for number in range(state.vocab_size)}
+        words = Tokens(WordLevel(ids, unk_token=" 0"))
         llm.tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=words))
         noise = np.random.default_rng(0).standard_normal(7 * self._rate, dtype=np.float32)
         noise *= np.where(np.arange(len(noise)) / self._rate % 3.5 < 3.0, 0.1, 0.001)
@@ -156,9 +163,9 @@ class Recordings:
         return [self._samples[i * self._window :][: self._window] for i in range(self._count)]
 
     def _transcribe(self, audio: Any, **options: Any) -> tuple[int, int]:
-        before = self._llm.stats().generated_tokens
+        windows, tokens = self._runs.num_encoded, self._llm.stats().generated_tokens
         self._llm.transcribe(audio, language="en", temperatures=0.0, **options)
-        return self._count, self._llm.stats().generated_tokens - before
+        return self._runs.num_encoded - windows, self._llm.stats().generated_tokens - tokens
 
     def __enter__(self) -> Recordings:
         return self
