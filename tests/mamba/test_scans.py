@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from mamba.step_cases import DECODE, MIXED, expected_states, make_pool, make_step
-from model_states_mamba.kernels import selective_scan, ssd_decode, ssd_scan
+from model_states_mamba.kernels import selective_scan, ssd_chunks, ssd_decode, ssd_scan
 from torch.nn import functional
 
 CASES = [*MIXED, DECODE]
@@ -170,3 +172,17 @@ def test_a_state_fits_in_the_registers_of_its_program(block: int, item_size: int
     threads = 32 * options["num_warps"]
     assert threads * options["maxnreg"] <= 65536
     assert block // threads <= options["maxnreg"] // 2
+
+
+@pytest.mark.parametrize("chunk", [4, 64])
+def test_the_chunks_of_every_row_have_slots_of_their_own(chunk: int) -> None:
+    draw = random.Random(chunk)
+    lengths = [draw.choice((0, 1, 2, chunk - 1, chunk, chunk + 1, 3 * chunk)) for _ in range(300)]
+    start = free = 0
+    for row, length in enumerate(lengths):
+        computed = draw.randrange(2 * chunk)
+        first = ssd_chunks._first_slot.fn(start, row, chunk)
+        assert first >= free
+        free = first + (computed + length - 1) // chunk - computed // chunk + 1
+        start += length
+    assert free <= ssd_chunks._num_slots(start, len(lengths), chunk)
