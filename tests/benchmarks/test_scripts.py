@@ -84,8 +84,9 @@ def test_transcription_as_users_run_it(run_small) -> None:
     found = {r["way"]: r for r in report["results"]}
     assert list(found) == ["batch", *ways]
     for way in ways:
-        windows = found[way]["speed"] * found[way]["seconds"][0] / 30
-        assert windows == pytest.approx(round(windows))
+        exactly = found[way]["speed"] * found[way]["seconds"][0] / 30
+        windows = round(exactly)
+        assert exactly == pytest.approx(windows)
         assert windows >= (10 if way != "transcribe-long" else 3)  # of which the pause is left out
         # What each says fills the positions behind its prompt, or ends at an end token; one token looks for silence.
         assert 2 * windows <= found[way]["tokens"] <= 7 * windows
