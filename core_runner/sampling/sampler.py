@@ -7,7 +7,8 @@ import torch
 from core_runner.sampling.kernels.bad_words import bad_words
 from core_runner.sampling.kernels.best_ids import best_ids
 from core_runner.sampling.kernels.grammar_mask import grammar_mask
-from core_runner.sampling.kernels.group_maxima import Groups, group_maxima, new_groups
+from core_runner.sampling.kernels.group_maxima import group_maxima
+from core_runner.sampling.kernels.groups import Groups, new_groups
 from core_runner.sampling.kernels.gumbel_argmax import gumbel_argmax
 from core_runner.sampling.kernels.ladder import new_ladder
 from core_runner.sampling.kernels.logit_entries import logit_entries
@@ -147,15 +148,10 @@ class DefaultSampler:
         num_rows, vocab_size = logits.shape[0], self.vocab_size
         groups = new_groups(logits, vocab_size, filters)
         group_maxima(logits, vocab_size, rows, TARGET, groups, overlay)
-        ids, failed = output.token_ids, output.failed
-        if not filters:
-            gumbel_argmax(logits, vocab_size, rows, TARGET, groups, None, ids, failed, None, overlay)
-            return groups
-        thresholds = logits.new_empty(num_rows, dtype=torch.float32)
-        top_k_top_p(logits, vocab_size, rows, groups, False, thresholds, overlay)
-        ladder = new_ladder(num_rows, logits.device)
-        gumbel_argmax(logits, vocab_size, rows, TARGET, groups, thresholds, ids, failed, ladder, overlay)
-        nucleus(logits, vocab_size, rows, TARGET, groups, thresholds, ladder, ids, overlay)
+        ids, ladder = output.token_ids, new_ladder(num_rows, logits.device) if filters else None
+        gumbel_argmax(logits, vocab_size, rows, TARGET, groups, ids, output.failed, ladder, overlay)
+        if ladder is not None:
+            nucleus(logits, vocab_size, rows, TARGET, groups, ladder, ids, overlay)
         return groups
 
     def _process(

@@ -5,7 +5,8 @@ import torch
 from sampling_reference import make_rows
 
 from core_runner.sampling.kernels import best_ids as op
-from core_runner.sampling.kernels.group_maxima import group_maxima_torch, new_groups
+from core_runner.sampling.kernels.group_maxima import group_maxima_torch
+from core_runner.sampling.kernels.groups import new_groups
 from core_runner.sampling_params import SamplingParams as Params
 
 INF = float("inf")

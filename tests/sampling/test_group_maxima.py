@@ -5,6 +5,7 @@ import torch
 from sampling_reference import make_rows
 
 from core_runner.sampling.kernels import group_maxima as op
+from core_runner.sampling.kernels.groups import PART, new_groups
 from core_runner.sampling.kernels.noise import DRAFT, gumbel_torch
 from core_runner.sampling_params import SamplingParams as Params
 
@@ -20,7 +21,7 @@ ALONE = [0, 1]  # rows that top-p alone filters
 
 def run(kernel, logits, vocab_size, params, filters=True):
     rows = make_rows(params, [3] * len(params), logits.device, [0] * len(params))
-    groups = op.new_groups(logits, vocab_size, filters)
+    groups = new_groups(logits, vocab_size, filters)
     for tensor in groups:
         if tensor is not None:
             tensor.fill_(-77)
@@ -83,19 +84,19 @@ def test_extreme_temperatures(device, temperature):
 
 
 def test_parts_have_the_best_of_their_groups(device):
-    vocab_size = 64 * (op.PART + 3) - 5
+    vocab_size = 64 * (PART + 3) - 5
     logits = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(1)).to(device)
     logits[2:4] = logits[2:4].round()
     logits[4, torch.rand(vocab_size, generator=torch.Generator().manual_seed(2)) < 0.99] = -INF
     params = [Params(temperature=t) for t in (0.0, 1.0, 0.0, 1.0, 40.0)]
     got = both(logits, vocab_size, params, [])
     for row in range(5):
-        for part, x in enumerate(logits[row].split(64 * op.PART)):
-            groups = slice(part * op.PART, (part + 1) * op.PART)
+        for part, x in enumerate(logits[row].split(64 * PART)):
+            groups = slice(part * PART, (part + 1) * PART)
             assert got.parts[row, 0, part] == x.max()
             token_id = int(got.parts.view(torch.int32)[row, 2, part])
             if params[row].temperature == 0:
-                assert (got.parts[row, 1, part], token_id) == (x.max(), part * 64 * op.PART + int(x.argmax()))
+                assert (got.parts[row, 1, part], token_id) == (x.max(), part * 64 * PART + int(x.argmax()))
                 assert got.parts[row, 3, part] == -INF
             else:
                 assert got.parts[row, 1, part] == got.holder_scores[row, groups].max()

@@ -6,9 +6,16 @@ from sampling_reference import GARBAGE, make_rows
 
 from core_runner.sampling.kernels import gumbel_argmax as op
 from core_runner.sampling.kernels import ladder as ladder_module
-from core_runner.sampling.kernels.group_maxima import PART, group_maxima_torch, new_groups
+from core_runner.sampling.kernels.group_maxima import group_maxima_torch
+from core_runner.sampling.kernels.groups import PART, new_groups
 from core_runner.sampling.kernels.ladder import new_ladder
-from core_runner.sampling.kernels.noise import DRAFT, TARGET
+from core_runner.sampling.kernels.noise import (
+    DRAFT,
+    TARGET,
+    exponential_torch,
+    group_noise_torch,
+    noise_words_torch,
+)
 from core_runner.sampling_params import SamplingParams
 
 TEMPERATURES = [0.0, 0.7, 1.0, 5.0, 0.0, 1e30]
@@ -16,8 +23,10 @@ SEEDS = [1, 42, -5, 2**63 - 1, 3, -(2**63)]
 POSITIONS = [1, 2**16 + 9, 12, 2**20, 4, 1]
 
 
-def rows_on(device):
-    return make_rows([SamplingParams(temperature=t) for t in TEMPERATURES], POSITIONS, device, SEEDS)
+def rows_on(device, **filters):
+    return make_rows(
+        [SamplingParams(temperature=t, **filters) for t in TEMPERATURES], POSITIONS, device, SEEDS
+    )
 
 
 def padded_logits(vocab_size, dtype, device, generator_seed=0):
@@ -29,17 +38,17 @@ def padded_logits(vocab_size, dtype, device, generator_seed=0):
     return storage.to(dtype).to(device)[:, 0]
 
 
-def run(kernel, logits, vocab_size, rows, purpose=TARGET, thresholds=None, ladder=None):
+def run(kernel, logits, vocab_size, rows, purpose=TARGET, ladder=None):
     n = len(logits)
     token_ids = torch.full((n,), GARBAGE, device=logits.device)
     failed = torch.ones(n, dtype=torch.bool, device=logits.device)
     if kernel is op.gumbel_argmax_torch:
-        kernel(logits, vocab_size, rows, purpose, thresholds, token_ids, failed, ladder)
+        kernel(logits, vocab_size, rows, purpose, token_ids, failed, ladder)
     else:
         groups = new_groups(logits, vocab_size, filters=ladder is not None)
         group_maxima_torch(logits, vocab_size, rows, purpose, groups)
         chosen = torch.full_like(groups.maxima, GARBAGE, dtype=torch.int32)
-        kernel(logits, vocab_size, rows, purpose, groups, thresholds, token_ids, failed, chosen, ladder)
+        kernel(logits, vocab_size, rows, purpose, groups, token_ids, failed, chosen, ladder)
     return token_ids, failed
 
 
@@ -64,14 +73,16 @@ def test_twins_agree(device, vocab_size, dtype):
     assert token_ids[4] == greedy[4]
 
 
-def test_twins_agree_under_thresholds_and_for_another_purpose(device):
+def test_twins_agree_under_filters_and_for_another_purpose(device):
     logits = padded_logits(1025, torch.float32, device)
-    thresholds = logits[:, :1025].topk(5, dim=1).values[:, -1].contiguous()
-    target, _ = both(logits, 1025, rows_on(device), thresholds=thresholds, ladder=new_ladder(6, device))
-    ladder = new_ladder(6, device)
-    draft, _ = both(logits, 1025, rows_on(device), purpose=DRAFT, thresholds=thresholds, ladder=ladder)
+    fifth = logits[:, :1025].topk(5, dim=1).values[:, -1]
+    ladder, rows = new_ladder(6, device), rows_on(device, top_k=5)
+    target, _ = both(logits, 1025, rows, ladder=ladder)
+    draft, _ = both(logits, 1025, rows, purpose=DRAFT, ladder=ladder)
+    num_kept = (logits[:, :1025] >= ladder.thresholds[:, None]).sum(dim=1)
+    assert num_kept[[1, 2, 3, 5]].tolist() == [5] * 4
     for row in range(6):
-        assert logits[row, target[row]] >= thresholds[row]
+        assert logits[row, target[row]] >= fifth[row]
     assert (target != draft).any()
 
 
@@ -144,6 +155,37 @@ def test_bounds_leave_out_nothing(device, temperature):
     assert int(got[5]) == 300
 
 
+def test_ids_below_the_largest_of_their_group_may_win(device):
+    """Eight ids lead together, in one group or spread over many: any may win, by its noise alone."""
+    num_rows = 24
+    logits = torch.randn(num_rows, 64 * 20, generator=torch.Generator().manual_seed(9))
+    leaders = torch.tensor([130 + 7 * i if row % 2 else 64 * 2 * i + 5 for row in range(2) for i in range(8)])
+    leaders = leaders.reshape(2, 8)
+    for row in range(num_rows):
+        logits[row, leaders[row % 2]] = 30.0 + 0.25 * torch.arange(8)
+    params = [SamplingParams(temperature=1.0)] * num_rows
+    rows = make_rows(params, list(range(1, num_rows + 1)), device, list(range(num_rows)))
+    ids = both(logits.to(device), 64 * 20, rows)[0].tolist()
+    ranks = [leaders[row % 2].tolist().index(token_id) for row, token_id in enumerate(ids)]
+    assert len(set(ranks[::2])) > 2
+    assert len(set(ranks[1::2])) > 2
+
+
+def test_the_word_of_a_holder_is_no_noise(device):
+    """Id 0 has its group's largest noise here, and a word that is less than those of the other ids by far."""
+    seeds = torch.arange(100_000)
+    positions = torch.full_like(seeds, 8)
+    least, gap, holder = (t[:, 0] for t in group_noise_torch(seeds, positions, TARGET, 1))
+    e = exponential_torch(noise_words_torch(seeds, positions, TARGET, 0, 16))
+    seeds = seeds[(holder == 0) & (least + gap + e[:, 0] < e[:, 1:].amin(dim=1))].tolist()
+    logits = 2 * torch.randn(31, generator=torch.Generator().manual_seed(0))
+    logits[0] = -5.0
+    rows = make_rows([SamplingParams()] * len(seeds), [8] * len(seeds), device, seeds)
+    ids, _ = both(logits.to(device).expand(len(seeds), -1), 31, rows)
+    assert len(ids) > 2
+    assert (ids > 0).all()
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
 def test_several_parts(device, temperature):
     """Rows of more groups than one program passes over."""
@@ -162,19 +204,19 @@ def test_ladders_agree(device, monkeypatch, temperature, few):
     monkeypatch.setattr(ladder_module, "_FEW", few)
     logits = hard_logits(device)
     logits[1, 7] = torch.nan
-    params = [SamplingParams(temperature=temperature, top_p=0.9)] * 6
-    thresholds = logits.nan_to_num().topk(400, dim=1).values[:, -1].contiguous()
+    params = [SamplingParams(temperature=temperature, top_p=0.9, min_p=1e-3)] * 6
     good, num_climbing = [0, 2, 3, 4, 5], 0
     for shift in range(4):
         rows = make_rows(params, [shift + p for p in POSITIONS], device, SEEDS)
         expected, got = new_ladder(6, device), new_ladder(6, device)
         for tensor in (*expected, *got):
             tensor.fill_(GARBAGE)
-        run(op.gumbel_argmax_torch, logits, 500, rows, thresholds=thresholds, ladder=expected)
-        token_ids, failed = run(op.gumbel_argmax_triton, logits, 500, rows, thresholds=thresholds, ladder=got)
+        run(op.gumbel_argmax_torch, logits, 500, rows, ladder=expected)
+        token_ids, failed = run(op.gumbel_argmax_triton, logits, 500, rows, ladder=got)
         assert failed.tolist() == [row == 1 for row in range(6)]
         assert got.ids[1, 0] == got.ids[5, 1] == -1
         torch.testing.assert_close(got.edge[good], expected.edge[good])
+        torch.testing.assert_close(got.thresholds[good], expected.thresholds[good])
         for row in good:
             weight = ((logits[row] - logits[row].max()).nan_to_num(0.0) / temperature).exp()
             rungs = [int(i) for i in expected.ids[row] if i >= 0]

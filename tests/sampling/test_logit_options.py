@@ -261,7 +261,7 @@ def launches(monkeypatch):
 
 
 PLAIN = ["group_maxima", "gumbel_argmax"]
-FILTERED = ["group_maxima", "top_k_top_p", "gumbel_argmax", "nucleus"]
+FILTERED = ["group_maxima", "gumbel_argmax", "nucleus"]
 
 
 @pytest.mark.parametrize(

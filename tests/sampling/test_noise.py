@@ -37,11 +37,13 @@ def _noise_kernel(out, least_out, seeds, positions, first, purpose: tl.constexpr
     seed, position = tl.load(seeds + row), tl.load(positions + row)
     groups = first + tl.arange(0, NUM)
     at = row * NUM + tl.arange(0, NUM)
-    tl.store(
-        out + at[:, None] * 64 + tl.arange(0, 64)[None, :],
-        noise.gumbels(seed, position, groups, purpose, NUM),
-    )
     least, gap, holder = noise.group_noise(seed, position, groups, purpose)
+    words = noise.id_words(seed, position, groups, purpose, NUM)
+    least_other = noise.least_of_others(words, holder)
+    other = noise.gumbel_of_other(words, least[:, None], gap[:, None], least_other[:, None])
+    lane = tl.arange(0, 64)[None, :]
+    noises = tl.where(lane == holder[:, None], -tl.log(least)[:, None], other)
+    tl.store(out + at[:, None] * 64 + lane, noises)
     tl.store(least_out + 3 * at, least)
     tl.store(least_out + 3 * at + 1, gap)
     tl.store(least_out + 3 * at + 2, holder.to(tl.float32))
@@ -81,6 +83,13 @@ def test_layout_is_the_documented_one():
 def test_exponential_is_positive_and_finite_at_both_ends(device, word, expected):
     got = noise.exponential_torch(torch.tensor([word], device=device))
     assert float(got) == pytest.approx(expected, rel=1e-6)
+
+
+def test_no_noise_is_less_than_the_least():
+    """By the formula, from the largest e that there is, with room to spare."""
+    largest = float(noise.exponential_torch(torch.tensor([2**32 - 1])))
+    least = -math.log(largest / 64 + largest / 63 + largest)
+    assert noise.LEAST_GUMBEL + 0.05 < least < noise.LEAST_GUMBEL + 0.06
 
 
 def test_series_meets_the_logarithm():

@@ -5,11 +5,11 @@ import torch
 from sampling_reference import GARBAGE, make_rows
 
 from core_runner.sampling.kernels import nucleus as op
-from core_runner.sampling.kernels.group_maxima import group_maxima_torch, new_groups
+from core_runner.sampling.kernels.group_maxima import group_maxima_torch
+from core_runner.sampling.kernels.groups import new_groups
 from core_runner.sampling.kernels.gumbel_argmax import gumbel_argmax_torch
 from core_runner.sampling.kernels.ladder import new_ladder
 from core_runner.sampling.kernels.noise import TARGET
-from core_runner.sampling.kernels.top_k_top_p import top_k_top_p_torch
 from core_runner.sampling_params import SamplingParams as Params
 
 INF = float("inf")
@@ -21,17 +21,15 @@ def both(logits, vocab_size, params, first_position=1):
     rows = make_rows(params, [first_position + 3 * i for i in range(n)], device, list(range(n)))
     groups = new_groups(logits, vocab_size, filters=True)
     group_maxima_torch(logits, vocab_size, rows, TARGET, groups)
-    thresholds = torch.full((n,), float("nan"), device=device)
-    top_k_top_p_torch(logits, vocab_size, rows, False, thresholds)
     ids = torch.full((n,), GARBAGE, device=device)
     failed = torch.ones(n, dtype=torch.bool, device=device)
     ladder = new_ladder(n, device)
-    gumbel_argmax_torch(logits, vocab_size, rows, TARGET, thresholds, ids, failed, ladder)
+    gumbel_argmax_torch(logits, vocab_size, rows, TARGET, ids, failed, ladder)
     expected, got = ids.clone(), ids.clone()
     op.nucleus_torch(logits, vocab_size, rows, TARGET, expected)
     masses = torch.full((n, 3, groups.parts.shape[2]), float("nan"), device=device)
     chosen = torch.full_like(groups.maxima, GARBAGE, dtype=torch.int32)
-    op.nucleus_triton(logits, vocab_size, rows, TARGET, groups, thresholds, ladder, got, masses, chosen)
+    op.nucleus_triton(logits, vocab_size, rows, TARGET, groups, ladder, got, masses, chosen)
     assert torch.equal(got, expected)
     return ids, got, ladder
 

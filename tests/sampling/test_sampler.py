@@ -226,14 +226,14 @@ def test_rows_of_one_request_and_padding_rows(device):
     ("params", "launched"),
     [
         ([Params(temperature=0, top_k=3), Params(temperature=1)], set()),
-        ([Params(temperature=0), Params(top_p=0.9)], {"top_k_top_p"}),
+        ([Params(temperature=0), Params(top_p=0.9)], {"nucleus"}),
         ([Params(temperature=0, logprobs=0)], {"logprobs"}),
-        ([Params(min_p=0.1, logprobs=1)], {"top_k_top_p", "logprobs"}),
+        ([Params(min_p=0.1, logprobs=1)], {"nucleus", "logprobs"}),
     ],
 )
 def test_unused_features_launch_nothing(device, monkeypatch, params, launched):
     calls = set()
-    for name in ("top_k_top_p", "logprobs"):
+    for name in ("nucleus", "logprobs"):
         monkeypatch.setattr(f"core_runner.sampling.sampler.{name}", lambda *args, name=name: calls.add(name))
     states = make_states([*params, Params(top_k=2, logprobs=5)], device)
     logits = close_logits(len(params), 20, device)

@@ -5,7 +5,8 @@ import torch
 from sampling_reference import kept_ids, make_rows
 
 from core_runner.sampling.kernels import top_k_top_p as op
-from core_runner.sampling.kernels.group_maxima import group_maxima_torch, new_groups
+from core_runner.sampling.kernels.group_maxima import group_maxima_torch
+from core_runner.sampling.kernels.groups import new_groups
 from core_runner.sampling_params import SamplingParams as Params
 
 INF = float("inf")

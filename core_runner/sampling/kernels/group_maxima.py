@@ -23,35 +23,33 @@ from typing import Any, NamedTuple
 
 import torch
 
+from core_runner.sampling.kernels.groups import (
+    LEAST_TEMPERATURE,
+    PART,
+    PART_VALUES,
+    Groups,
+    groups_argument,
+    larger,
+    log2_scale,
+    score_bound,
+    weights,
+)
 from core_runner.sampling.kernels.noise import GROUP, group_noise_torch, gumbel_torch, pair_noise
 from core_runner.sampling.kernels.overlay import Overlay, kernel_argument, overlaid, overlaid_torch
+from core_runner.sampling.kernels.row_options import (
+    is_top_p_alone,
+    load_filters,
+    load_noise_key,
+    load_temperature,
+    rows_argument,
+)
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
-_GROUP = tl.constexpr(GROUP)
-_ROOM = tl.constexpr(5e-7)  # what rounding may add to a score, relative to its parts
-_LOG2_E = tl.constexpr(1.4426950408889634)
-LEAST_TEMPERATURE = (
-    1e-30  # its inverse is finite; a smaller temperature leaves only the largest logits anyway
-)
-_LEAST = tl.constexpr(LEAST_TEMPERATURE)
-
-
-class Groups(NamedTuple):
-    """One pass over a step's logits, by groups of ids. The last three are None where no row of the batch filters."""
-
-    maxima: torch.Tensor
-    other_bounds: torch.Tensor
-    parts: torch.Tensor  # [n, PART_VALUES, parts of PART groups]
-    holder_scores: torch.Tensor | None
-    holder_logits: torch.Tensor | None
-    sums: torch.Tensor | None
-
-
-PART = 64  # groups of one program
-PART_VALUES = 4
+_GROUP, _PART_VALUES = tl.constexpr(GROUP), tl.constexpr(PART_VALUES)
+_NO_ID = tl.constexpr(2**31 - 1)
 
 
 class Launch(NamedTuple):
@@ -63,25 +61,6 @@ class Launch(NamedTuple):
 
 PLAIN = Launch(1, None)
 WITH_MORE = Launch(1, 168)  # filters or an overlay: twelve programs at once on an H200's multiprocessor
-
-_NO_ID, _PART_VALUES = tl.constexpr(2**31 - 1), tl.constexpr(PART_VALUES)
-
-
-def num_groups(vocab_size: int) -> int:
-    """Groups of a row, up to a multiple of 16, so that rows of them are read in full vectors; the last may be empty."""
-    return -(-vocab_size // (16 * GROUP)) * 16
-
-
-def new_groups(logits: torch.Tensor, vocab_size: int, filters: bool) -> Groups:
-    """Room for what `group_maxima` writes."""
-    num_rows, count = logits.shape[0], num_groups(vocab_size)
-    maxima = logits.new_empty((num_rows, count), dtype=torch.float32)
-    # Not views of one tensor: Triton compiles anew for addresses that are not multiples of 16.
-    bounds = torch.empty_like(maxima)
-    parts = logits.new_empty((num_rows, PART_VALUES, -(-count // PART)), dtype=torch.float32)
-    if not filters:
-        return Groups(maxima, bounds, parts, None, None, None)
-    return Groups(maxima, bounds, parts, *(torch.empty_like(maxima) for _ in range(3)))
 
 
 def top_p_alone(rows: SamplingRows, vocab_size: int) -> torch.Tensor:
@@ -157,72 +136,6 @@ def scores_torch(logits: torch.Tensor, rows: SamplingRows, purpose: int) -> torc
 
 
 @triton.jit
-def is_top_p_alone(temperature, top_k, top_p, vocab_size) -> Any:
-    """Whether top-p filters a row's ids and top-k does not."""
-    return (temperature > 0) & (top_p < 1) & ((top_k <= 0) | (top_k >= vocab_size))
-
-
-@triton.jit
-def log2_scale(temperature) -> Any:
-    """What a difference of logits is multiplied by to make a power of two."""
-    return _LOG2_E / tl.maximum(temperature, _LEAST)
-
-
-@triton.jit
-def weights(x, best, scale) -> Any:
-    """exp((x - best) / T) for x <= best; 1 where both are the same infinity."""
-    return tl.exp2(tl.minimum((x - best) * scale, 0.0))
-
-
-@triton.jit
-def load_row(values, row, num_groups, PADDED: tl.constexpr) -> Any:
-    """What a row has for each of its groups, float32 [PADDED]; -inf for what is no group."""
-    at = tl.arange(0, PADDED)
-    return tl.load(values + row * num_groups + at, mask=at < num_groups, other=-float("inf"))
-
-
-@triton.jit
-def group_masses(sums, maxima, row, num_groups, best, scale, PADDED: tl.constexpr) -> Any:
-    """Sum of the weights of each group's ids, float32 [PADDED]. maxima: as `load_row` gives them."""
-    at = tl.arange(0, PADDED)
-    part = tl.load(sums + row * num_groups + at, mask=at < num_groups, other=0.0)
-    return part * weights(maxima, best, scale)
-
-
-@triton.jit
-def collect(chosen, keep, PADDED: tl.constexpr) -> Any:
-    """Write the groups that `keep` [PADDED] marks side by side to `chosen`; returns their count."""
-    kept = keep.to(tl.int32)
-    count = tl.sum(kept, axis=0)
-    if count > 0:
-        tl.debug_barrier()  # what is there may still be being read
-        tl.store(chosen + tl.cumsum(kept, axis=0) - 1, tl.arange(0, PADDED), mask=keep)
-        tl.debug_barrier()
-    return count
-
-
-@triton.jit
-def load_groups(source, chosen, start, count, TILE: tl.constexpr) -> Any:
-    """The chosen groups from `start` on, int32 [TILE], and their logits, float32 [TILE, GROUP], -inf after the last.
-
-    source: pointer to a row's logits, number of the row, size of the vocabulary, and the kernel's overlay.
-    """
-    base, row, vocab_size, overlay = source
-    place = start + tl.arange(0, TILE)
-    groups = tl.load(chosen + place, mask=place < count, other=0)
-    ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-    inside = (place < count)[:, None] & (ids < vocab_size)
-    x = tl.load(base + ids, mask=inside, other=-float("inf")).to(tl.float32)
-    return groups, tl.where(inside, overlaid(x, ids, None, row, vocab_size, overlay), -float("inf"))
-
-
-@triton.jit
-def larger(a, b) -> Any:
-    """Maximum that is NaN if either is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
 def _first_of_largest(source, groups, maxima) -> Any:
     """The lowest id of those with the largest logit of some groups."""
     base, row, vocab_size, overlay = source
@@ -239,23 +152,8 @@ def _group_maxima_kernel(
     logits,
     logits_stride,
     vocab_size,
-    slots,
-    logits_indices,
-    positions,
-    temperatures,
-    top_ks,
-    top_ps,
-    parameter_stride,
-    seeds,
-    seed_stride,
-    maxima,
-    other_bounds,
-    parts,
-    holder_scores,
-    holder_logits,
-    sums,
-    num_groups,
-    num_parts,
+    rows,
+    groups_of_row,
     overlay,
     purpose: tl.constexpr,
     FILTERS: tl.constexpr,
@@ -263,18 +161,16 @@ def _group_maxima_kernel(
     PDL: tl.constexpr,
 ) -> None:
     """GROUPS groups of one row."""
-    if PDL:
-        gdc_launch_dependents()
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    maxima, other_bounds, parts, holder_scores, holder_logits, sums, num_groups, num_parts = groups_of_row
     first = part * GROUPS
     groups = first + tl.arange(0, GROUPS)
     base, at, is_group = logits + row * logits_stride, row * num_groups + groups, groups < num_groups
     ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
     x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"))
-    slot = tl.load(slots + row).to(tl.int64)
-    position = tl.load(positions + tl.load(logits_indices + row)) + 1
-    temperature = tl.load(temperatures + slot * parameter_stride)
-    seed = tl.load(seeds + slot * seed_stride)
+    temperature = load_temperature(rows, row)
+    top_k, top_p, _ = load_filters(rows, row)
+    seed, position = load_noise_key(rows, row)
     held, logit = tl.full((GROUPS,), _NO_ID, tl.int32), tl.full((GROUPS,), -float("inf"), tl.float32)
     log_least, noise = tl.zeros((GROUPS,), tl.float32), tl.zeros((GROUPS,), tl.float32)
     if temperature > 0:
@@ -289,18 +185,17 @@ def _group_maxima_kernel(
     x = overlaid(x.to(tl.float32), ids, groups, row, vocab_size, overlay)
     most = tl.reduce(x, 1, larger)
     tl.store(maxima + at, most, mask=is_group)
-    if FILTERS:
-        top_k = tl.load(top_ks + slot * parameter_stride)
-        top_p = tl.load(top_ps + slot * parameter_stride)
+    if PDL:
+        # No earlier: programs that come while many run take what room there is, and crowd on few multiprocessors.
+        gdc_launch_dependents()
+    if FILTERS:  # noqa: SIM102 (known when it is compiled, and the other is not)
         if is_top_p_alone(temperature, top_k, top_p, vocab_size):
             weight = weights(x, most[:, None], log2_scale(temperature))
             tl.store(sums + at, tl.sum(weight, axis=1), mask=is_group)
     # Read back, each by one thread: several hold a group's maximum, and all would draw its noise.
     tl.debug_barrier()
     peak = tl.load(maxima + at, mask=is_group, other=-float("inf"))
-    # What scores an id may round its sum otherwise.
-    room = tl.where(peak > -float("inf"), (tl.abs(peak) + tl.abs(noise)) * _ROOM, 0.0)
-    bound = tl.where(temperature > 0, peak + noise + room, peak)
+    bound = tl.where(temperature > 0, score_bound(peak, noise), peak)
     score = logit - temperature * log_least
     tl.store(other_bounds + at, bound, mask=is_group)
     if FILTERS:
@@ -328,8 +223,6 @@ def group_maxima_triton(
     overlay: Overlay | None = None,
 ) -> None:
     """One program for every `PART` groups of every row."""
-    stride = rows.temperature.stride(0)
-    assert stride == rows.top_k.stride(0) == rows.top_p.stride(0)
     shape = PLAIN if overlay is None and groups.sums is None else WITH_MORE
     launch = programmatic_launch(logits)
     launch.pop("launch_pdl", None)  # nothing to run ahead of
@@ -337,18 +230,8 @@ def group_maxima_triton(
         logits,
         logits.stride(0),
         vocab_size,
-        rows.slots,
-        rows.logits_indices,
-        rows.positions,
-        rows.temperature,
-        rows.top_k,
-        rows.top_p,
-        stride,
-        rows.seed,
-        rows.seed.stride(0),
-        *groups,
-        groups.maxima.shape[1],
-        groups.parts.shape[2],
+        rows_argument(rows),
+        groups_argument(groups),
         kernel_argument(overlay),
         purpose=purpose,
         FILTERS=groups.sums is not None,

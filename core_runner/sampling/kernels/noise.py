@@ -29,6 +29,7 @@ from model_states.kernels.triton_import import tl, triton
 
 NOISE_VERSION = 2
 GROUP = 64  # ids of a group
+LEAST_GUMBEL = -2.9  # less than any noise, with room for rounding
 
 # What a draw is for. Two decisions at one position never share a number.
 TARGET = 0
@@ -172,12 +173,21 @@ def pair_noise(seed, position, pairs, purpose: tl.constexpr, NUM: tl.constexpr) 
 
 
 @triton.jit
-def gumbels(seed, position, groups, purpose: tl.constexpr, NUM: tl.constexpr) -> Any:
-    """Noise of the ids of some groups of one row: groups int32 [NUM] -> float32 [NUM, GROUP]."""
+def id_words(seed, position, groups, purpose: tl.constexpr, NUM: tl.constexpr) -> Any:
+    """The words of all ids of some groups of one row: groups int32 [NUM] -> uint32 [NUM, GROUP]."""
     fours = groups[:, None] * (_SIZE // 4) + tl.arange(0, _SIZE // 4)[None, :]
     w0, w1, w2, w3 = noise_words(seed, position, fours.to(tl.uint32), purpose)
-    e = exponential(tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (NUM, _SIZE)))
-    least, gap, holder = group_noise(seed, position, groups, purpose)
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (NUM, _SIZE))
+
+
+@triton.jit
+def least_of_others(words, holder) -> Any:
+    """The smallest e of the ids of each group but its holder: uint32 [n, GROUP], int32 [n] -> float32 [n]."""
     is_holder = tl.arange(0, _SIZE)[None, :] == holder[:, None]
-    lowest = tl.min(tl.where(is_holder, float("inf"), e), axis=1)
-    return -tl.log(least[:, None] + tl.where(is_holder, 0.0, gap[:, None] + (e - lowest[:, None])))
+    return exponential(tl.min(tl.where(is_holder, 0xFFFFFFFF, words), axis=1))
+
+
+@triton.jit
+def gumbel_of_other(word, least, gap, least_other) -> Any:
+    """Noise of an id that is not its group's holder, from its word and what its group has."""
+    return -tl.log(least + (gap + (exponential(word) - least_other)))

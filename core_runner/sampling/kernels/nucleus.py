@@ -11,8 +11,8 @@ rungs takes one look at the groups that have a logit above the first. A row whos
 (log(1 / top_p))^3 / 6 of the flattest rows, goes on alone, rung by rung.
 
 Rows that top-p alone filters; others keep their token id. logits [n, >= vocab_size] (any float type, strided rows),
-groups as `group_maxima` leaves them, thresholds float32 [n] and ladder as in `gumbel_argmax`, token_ids int64 [n],
-masses: scratch, float32 [n, RUNGS, parts], chosen: scratch, int32 like the groups.
+groups as `group_maxima` leaves them, ladder as `gumbel_argmax` does, token_ids int64 [n], masses: scratch, float32
+[n, RUNGS, parts], chosen: scratch, int32 like the groups.
 """
 
 from __future__ import annotations
@@ -20,25 +20,17 @@ from __future__ import annotations
 import torch
 
 from core_runner.sampling.kernels.draw import TILE, draw, first_best_torch, mass_above
-from core_runner.sampling.kernels.group_maxima import (
-    PART,
-    PART_VALUES,
-    Groups,
-    load_row,
-    log2_scale,
-    scores_torch,
-    top_p_alone,
-    weights,
-)
+from core_runner.sampling.kernels.group_maxima import scores_torch, top_p_alone
+from core_runner.sampling.kernels.groups import PART, Groups, groups_argument, load_row, log2_scale, weights
 from core_runner.sampling.kernels.ladder import RUNGS, Ladder
 from core_runner.sampling.kernels.noise import GROUP
 from core_runner.sampling.kernels.overlay import Overlay, kernel_argument, overlaid, overlaid_torch
+from core_runner.sampling.kernels.row_options import load_noise_key, load_temperature, rows_argument
 from core_runner.sampling.kernels.top_k_top_p import top_k_top_p_torch
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
 
-_SPAN = 2  # parts of a row whose mass one program sums
 _GROUP = tl.constexpr(GROUP)
 
 
@@ -65,46 +57,33 @@ def _masses_kernel(
     logits,
     logits_stride,
     vocab_size,
-    slots,
-    temperatures,
-    parameter_stride,
-    parts,
-    num_parts,
-    rung_logits,
-    edge,
+    rows,
     overlay,
+    ladder,
     masses,
     RUNGS: tl.constexpr,
-    PART_VALUES: tl.constexpr,
     GROUPS: tl.constexpr,
-    SPAN: tl.constexpr,
 ) -> None:
-    """The mass above each rung of one row, in SPAN parts of GROUPS groups each."""
-    row = tl.program_id(1).to(tl.int64)
+    """The mass above each rung of one row, in a part of GROUPS groups."""
+    part, row, num_parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    _, rung_logits, edge, _ = ladder
     rung_logits += row * RUNGS
     lowest = tl.load(rung_logits)
     if lowest == float("inf"):
         return
+    groups = part * GROUPS + tl.arange(0, GROUPS)
+    ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    x = tl.load(logits + row * logits_stride + ids, mask=ids < vocab_size, other=-float("inf"))
     has_more = tl.load(rung_logits + 1) < float("inf")
-    scale = log2_scale(tl.load(temperatures + tl.load(slots + row).to(tl.int64) * parameter_stride))
-    best = tl.load(edge + row * 2)
-    for part in range(tl.program_id(0) * SPAN, tl.minimum(tl.program_id(0) * SPAN + SPAN, num_parts)):
-        target = masses + row * RUNGS * num_parts + part
-        if tl.load(parts + row * PART_VALUES * num_parts + part) > lowest:
-            groups = part * GROUPS + tl.arange(0, GROUPS)
-            ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-            at = logits + row * logits_stride + ids
-            x = tl.load(at, mask=ids < vocab_size, other=-float("inf")).to(tl.float32)
-            x = overlaid(x, ids, groups, row, vocab_size, overlay)
-            weight = tl.where(x > lowest, weights(x, best, scale), 0.0)
-            tl.store(target, tl.sum(tl.sum(weight, axis=1), axis=0))
-            if has_more:
-                for rung in tl.static_range(1, RUNGS):
-                    above = tl.where(x > tl.load(rung_logits + rung), weight, 0.0)
-                    tl.store(target + rung * num_parts, tl.sum(tl.sum(above, axis=1), axis=0))
-        else:
-            for rung in tl.static_range(RUNGS):
-                tl.store(target + rung * num_parts, 0.0)
+    temperature = load_temperature(rows, row)
+    x = overlaid(x.to(tl.float32), ids, groups, row, vocab_size, overlay)
+    weight = weights(x, tl.load(edge + row * 2), log2_scale(temperature))
+    masses += row * RUNGS * num_parts + part
+    tl.store(masses, tl.sum(tl.where(x > lowest, weight, 0.0)))
+    if has_more:
+        for rung in tl.static_range(1, RUNGS):
+            above = x > tl.load(rung_logits + rung)
+            tl.store(masses + rung * num_parts, tl.sum(tl.where(above, weight, 0.0)))
 
 
 @triton.jit
@@ -112,25 +91,11 @@ def _nucleus_kernel(
     logits,
     logits_stride,
     vocab_size,
-    slots,
-    logits_indices,
-    positions,
-    temperatures,
-    parameter_stride,
-    seeds,
-    seed_stride,
-    maxima,
-    holder_scores,
-    other_bounds,
-    holder_logits,
-    num_groups,
-    thresholds,
-    rung_ids,
-    rung_logits,
-    edge,
-    masses,
-    num_parts,
+    rows,
+    groups,
     overlay,
+    ladder,
+    masses,
     chosen,
     token_ids,
     purpose: tl.constexpr,
@@ -141,8 +106,10 @@ def _nucleus_kernel(
 ) -> None:
     """One row: its first rung inside the nucleus, or more rungs."""
     row = tl.program_id(0).to(tl.int64)
+    rung_ids, rung_logits, edge, thresholds = ladder
     if tl.load(rung_ids + row * RUNGS) < 0:
         return
+    maxima, _, _, _, _, _, num_groups, num_parts = groups
     best, need = tl.load(edge + row * 2), tl.load(edge + row * 2 + 1)
     part = tl.arange(0, PARTS)
     token_id, is_inside = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
@@ -155,66 +122,22 @@ def _nucleus_kernel(
             token_id, above = rung_id, tl.load(rung_logits + row * RUNGS + rung)
             is_inside = (mass < need).to(tl.int32)
     if is_inside == 0:
-        slot = tl.load(slots + row).to(tl.int64)
-        temperature = tl.load(temperatures + slot * parameter_stride)
-        scale = log2_scale(temperature)
-        seed = tl.load(seeds + slot * seed_stride)
-        position = tl.load(positions + tl.load(logits_indices + row)) + 1
-        threshold = tl.load(thresholds + row)
-        source, chosen = (logits + row * logits_stride, row, vocab_size, overlay), chosen + row * num_groups
+        temperature = load_temperature(rows, row)
+        seed, position = load_noise_key(rows, row)
+        source, key = (logits + row * logits_stride, row, vocab_size, overlay), (temperature, seed, position)
+        scale, threshold, chosen = (
+            log2_scale(temperature),
+            tl.load(thresholds + row),
+            chosen + row * num_groups,
+        )
         most = load_row(maxima, row, num_groups, PADDED)
         while is_inside == 0:
-            _, token_id, above = draw(
-                source,
-                most,
-                holder_scores,
-                other_bounds,
-                holder_logits,
-                num_groups,
-                chosen,
-                above,
-                threshold,
-                temperature,
-                seed,
-                position,
-                purpose,
-                PADDED,
-                TILE,
+            _score, token_id, above = draw(
+                source, key, groups, most, chosen, above, threshold, purpose, PADDED, TILE
             )
             mass = mass_above(source, most, chosen, above, best, scale, PADDED, TILE)
             is_inside = (mass < need).to(tl.int32)
     tl.store(token_ids + row, token_id.to(tl.int64))
-
-
-def _masses_triton(
-    logits: torch.Tensor,
-    vocab_size: int,
-    rows: SamplingRows,
-    groups: Groups,
-    ladder: Ladder,
-    masses: torch.Tensor,
-    overlay: Overlay | None,
-) -> None:
-    """One program for every `_SPAN` parts of every row."""
-    _masses_kernel[(triton.cdiv(groups.parts.shape[2], _SPAN), logits.shape[0])](
-        logits,
-        logits.stride(0),
-        vocab_size,
-        rows.slots,
-        rows.temperature,
-        rows.temperature.stride(0),
-        groups.parts,
-        groups.parts.shape[2],
-        ladder.logits,
-        ladder.edge,
-        kernel_argument(overlay),
-        masses,
-        RUNGS=RUNGS,
-        PART_VALUES=PART_VALUES,
-        GROUPS=PART,
-        SPAN=_SPAN,
-        num_warps=4,
-    )
 
 
 def nucleus_triton(
@@ -223,37 +146,30 @@ def nucleus_triton(
     rows: SamplingRows,
     purpose: int,
     groups: Groups,
-    thresholds: torch.Tensor,
     ladder: Ladder,
     token_ids: torch.Tensor,
     masses: torch.Tensor,
     chosen: torch.Tensor,
     overlay: Overlay | None = None,
 ) -> None:
-    """Two launches: the mass above every rung, tile by tile, and the choice. Other rows leave both at once."""
+    """Two launches: the mass above every rung, part by part, and the choice. Other rows leave both at once."""
+    where, over = (logits, logits.stride(0), vocab_size, rows_argument(rows)), kernel_argument(overlay)
     num_groups, num_parts = groups.maxima.shape[1], groups.parts.shape[2]
-    _masses_triton(logits, vocab_size, rows, groups, ladder, masses, overlay)
-    _nucleus_kernel[(logits.shape[0],)](
-        logits,
-        logits.stride(0),
-        vocab_size,
-        rows.slots,
-        rows.logits_indices,
-        rows.positions,
-        rows.temperature,
-        rows.temperature.stride(0),
-        rows.seed,
-        rows.seed.stride(0),
-        groups.maxima,
-        groups.holder_scores,
-        groups.other_bounds,
-        groups.holder_logits,
-        num_groups,
-        thresholds,
-        *ladder,
+    _masses_kernel[(num_parts, logits.shape[0])](
+        *where,
+        over,
+        tuple(ladder),
         masses,
-        num_parts,
-        kernel_argument(overlay),
+        RUNGS=RUNGS,
+        GROUPS=PART,
+        num_warps=4 * logits.element_size() // 2,
+    )
+    _nucleus_kernel[(logits.shape[0],)](
+        *where,
+        groups_argument(groups),
+        over,
+        tuple(ladder),
+        masses,
         chosen,
         token_ids,
         purpose=purpose,
@@ -272,7 +188,6 @@ def nucleus(
     rows: SamplingRows,
     purpose: int,
     groups: Groups,
-    thresholds: torch.Tensor,
     ladder: Ladder,
     token_ids: torch.Tensor,
     overlay: Overlay | None = None,
@@ -283,6 +198,4 @@ def nucleus(
         return
     masses = logits.new_empty((logits.shape[0], RUNGS, groups.parts.shape[2]), dtype=torch.float32)
     chosen = torch.empty_like(groups.maxima, dtype=torch.int32)
-    nucleus_triton(
-        logits, vocab_size, rows, purpose, groups, thresholds, ladder, token_ids, masses, chosen, overlay
-    )
+    nucleus_triton(logits, vocab_size, rows, purpose, groups, ladder, token_ids, masses, chosen, overlay)

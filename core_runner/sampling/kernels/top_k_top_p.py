@@ -24,18 +24,21 @@ from typing import Any
 
 import torch
 
-from core_runner.sampling.kernels.group_maxima import (
+from core_runner.sampling.kernels.group_maxima import top_p_alone
+from core_runner.sampling.kernels.groups import (
+    LEAST_TEMPERATURE,
     Groups,
     collect,
     group_masses,
+    groups_argument,
     load_groups,
     load_row,
     log2_scale,
-    top_p_alone,
     weights,
 )
 from core_runner.sampling.kernels.noise import GROUP
 from core_runner.sampling.kernels.overlay import Overlay, kernel_argument, overlaid_torch
+from core_runner.sampling.kernels.row_options import load_filters, load_temperature, rows_argument
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.triton_import import tl, triton
@@ -44,7 +47,6 @@ _TILE = 4096 // GROUP  # groups that are looked at together
 _GROUP = tl.constexpr(GROUP)
 # Low bits of a float32 that are zero in every logit of a type: a search has as many steps fewer.
 _ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
-_MIN_TEMPERATURE = 1e-30  # its inverse is finite; a smaller temperature leaves only the largest logits anyway
 _SLACK = tl.constexpr(14)  # maxima more than k that end the search for the k-th
 
 
@@ -66,7 +68,7 @@ def top_k_top_p_torch(
 
     last = torch.where(top_k > 0, top_k.clamp(max=vocab_size), vocab_size).long() - 1
     kth = torch.where(top_k > 0, x.gather(1, last), -torch.inf)
-    scaled = torch.where(x == best, 0.0, x - best) / temperature.clamp(min=_MIN_TEMPERATURE)
+    scaled = torch.where(x == best, 0.0, x - best) / temperature.clamp(min=LEAST_TEMPERATURE)
     mass = torch.where(x >= kth, scaled.exp(), 0.0).double().cumsum(dim=1)
     reached = mass >= top_p * mass[:, -1:]
     pth = torch.where(top_p < 1, x.gather(1, reached.to(torch.uint8).argmax(dim=1, keepdim=True)), -torch.inf)
@@ -173,45 +175,32 @@ def _kth_maximum(maxima, low, high, top_k, num_groups, ZERO_BITS: tl.constexpr, 
 
 
 @triton.jit
-def _top_k_top_p_kernel(
-    logits,
-    logits_stride,
-    vocab_size,
-    slots,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    parameter_stride,
-    maxima,
-    sums,
-    num_groups,
-    overlay,
+def row_threshold(
+    source,
+    groups,
+    most,
+    temperature,
+    filters,
     chosen,
-    thresholds,
     EXACT: tl.constexpr,
     ZERO_BITS: tl.constexpr,
     PADDED: tl.constexpr,
     TILE: tl.constexpr,
-) -> None:
-    """Threshold of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    parameters = tl.load(slots + row).to(tl.int64) * parameter_stride
-    temperature = tl.load(temperatures + parameters)
-    top_k, top_p = tl.load(top_ks + parameters), tl.load(top_ps + parameters)
-    min_p = tl.load(min_ps + parameters)
-    by_count = (top_k > 0) & (top_k < vocab_size)
-    by_mass = (top_p < 1) & (EXACT | by_count)
-    if (temperature <= 0) | ((not by_count) & (not by_mass) & (min_p <= 0)):
-        tl.store(thresholds + row, -float("inf"))
-        return
+) -> Any:
+    """Threshold of one row, -inf where it filters nothing.
 
-    source, chosen = (logits + row * logits_stride, row, vocab_size, overlay), chosen + row * num_groups
-    scale = log2_scale(temperature)
-    most = load_row(maxima, row, num_groups, PADDED)
-    best = tl.max(most, axis=0)
+    source: as in `groups`; most [PADDED]: the maxima of its groups, as `load_row` gives them; filters: as
+    `load_filters` gives them; chosen: scratch, as in `draw`.
+    """
+    top_k, top_p, min_p = filters
+    _, _, _, _, _, sums, num_groups, _ = groups
+    _, row, vocab_size, _ = source
+    by_count = (temperature > 0) & (top_k > 0) & (top_k < vocab_size)
+    by_mass = (temperature > 0) & (top_p < 1) & (EXACT | by_count)
     threshold = tl.full((), -float("inf"), tl.float32)
+    best = tl.max(most, axis=0)
     if by_count | by_mass:
+        scale = log2_scale(temperature)
         low, high = _key(threshold, ZERO_BITS), _key(best, ZERO_BITS) + 1
         if by_count:
             low = _kth_maximum(most, low, high, top_k, num_groups, ZERO_BITS, PADDED)
@@ -228,15 +217,61 @@ def _top_k_top_p_kernel(
         if by_mass:
             if by_count:
                 kth = _logit(low, ZERO_BITS)
-                _, mass = _tally(source, chosen, count, first, kth, best, scale, True, TILE)
+                _num_kept, mass = _tally(source, chosen, count, first, kth, best, scale, True, TILE)
             else:
                 mass = tl.sum(group_masses(sums, most, row, num_groups, best, scale, PADDED), axis=0)
             need = top_p * mass
             low = _bisect(source, chosen, count, first, low, high, need, best, scale, True, ZERO_BITS, TILE)
         threshold = _logit(low, ZERO_BITS)
-    if min_p > 0:
+    if (temperature > 0) & (min_p > 0):
         threshold = tl.maximum(threshold, best + temperature * tl.log(min_p))
+    return threshold
+
+
+@triton.jit
+def _top_k_top_p_kernel(
+    logits,
+    logits_stride,
+    vocab_size,
+    rows,
+    groups,
+    overlay,
+    chosen,
+    thresholds,
+    EXACT: tl.constexpr,
+    ZERO_BITS: tl.constexpr,
+    PADDED: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Threshold of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    maxima, _, _, _, _, _, num_groups, _ = groups
+    source = logits + row * logits_stride, row, vocab_size, overlay
+    most = load_row(maxima, row, num_groups, PADDED)
+    temperature, filters = load_temperature(rows, row), load_filters(rows, row)
+    threshold = row_threshold(
+        source,
+        groups,
+        most,
+        temperature,
+        filters,
+        chosen + row * num_groups,
+        EXACT,
+        ZERO_BITS,
+        PADDED,
+        TILE,
+    )
     tl.store(thresholds + row, threshold)
+
+
+def tile_of(num_groups: int) -> int:
+    """Groups of a row that are looked at together."""
+    return min(_TILE, int(triton.next_power_of_2(num_groups)))
+
+
+def zero_bits(dtype: torch.dtype, overlay: Overlay | None) -> int:
+    """Low bits that are zero in all of a step's logits, as float32."""
+    return _ZERO_BITS[dtype if overlay is None else torch.float32]
 
 
 def top_k_top_p_triton(
@@ -250,28 +285,20 @@ def top_k_top_p_triton(
     overlay: Overlay | None = None,
 ) -> None:
     """One program for every row; a row without a filter leaves at once."""
-    stride = rows.temperature.stride(0)
-    assert stride == rows.top_k.stride(0) == rows.top_p.stride(0) == rows.min_p.stride(0)
+    num_groups = groups.maxima.shape[1]
     _top_k_top_p_kernel[(logits.shape[0],)](
         logits,
         logits.stride(0),
         vocab_size,
-        rows.slots,
-        rows.temperature,
-        rows.top_k,
-        rows.top_p,
-        rows.min_p,
-        stride,
-        groups.maxima,
-        groups.sums,
-        groups.maxima.shape[1],
+        rows_argument(rows),
+        groups_argument(groups),
         kernel_argument(overlay),
         chosen,
         thresholds,
         EXACT=exact,
-        ZERO_BITS=_ZERO_BITS[logits.dtype if overlay is None else torch.float32],
-        PADDED=triton.next_power_of_2(groups.maxima.shape[1]),
-        TILE=min(_TILE, triton.next_power_of_2(groups.maxima.shape[1])),
+        ZERO_BITS=zero_bits(logits.dtype, overlay),
+        PADDED=triton.next_power_of_2(num_groups),
+        TILE=tile_of(num_groups),
         num_warps=8,
     )
 
