@@ -43,8 +43,11 @@ the training speech, in any accent. {device}, {dtype}, torch {torch}, transforme
 {wer_rows}
 
 "Known" are sentences and voices of the training side (a quarter of the sentences with a word that does not fit); noise
-is white. A full window has sentences with pauses, 8 to 29.5 s. Long files, {long_counts} of each length, are cut into
-windows by the timestamps, as in the published algorithm ("sequential").
+is white. A full window has sentences with pauses, 8 to 29.5 s. Long silences are up to 25 s before and between the
+sentences of a window, zeros or white noise at -60 dB of full scale. Long files, {long_counts} of each length, are cut
+into windows by the timestamps, as in the published algorithm ("sequential"). In that, a sentence that comes first in
+its window and is cut by the window's end loses its beginning: with nothing said before it there is no time to go on
+from. Windows that are cut in pauses ("parallel") avoid that.
 
 Segment times on full windows, where there were as many segments as sentences
 ({segments_alike} of {segments_count}): the start is off by {segments[start][mean]:.3f} s in the mean
@@ -56,7 +59,8 @@ its words begin; of words that it runs together ("in the") it is a guess by thei
 
 Probability of no speech: at most {speech_no_speech:.2g} in a window with speech, and at least {noise_no_speech}. Where
 only the tokens are asked, without a threshold on that, {num_said_in_silence} of the {num_silent} windows without speech
-gave text.
+gave text. In training no noise was louder than -32 dB of full scale: white noise at -20 dB mostly gives words, and not
+always such as the thresholds mark.
 
 ## Recordings
 
@@ -166,7 +170,7 @@ def _wrapped(block: str) -> str:
         return block
     items = re.split(r"\n(?=- |\d+\. )", block.strip("\n"))
     return "\n".join(
-        textwrap.fill(" ".join(item.split()), 120, subsequent_indent="  " * (item[:1] in "-12"))
+        textwrap.fill(" ".join(item.split()), 120, subsequent_indent="  " * bool(re.match(r"-|\d\.", item)))
         for item in items
     )
 

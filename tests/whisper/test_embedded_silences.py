@@ -86,3 +86,12 @@ def test_speech_after_a_pause_in_a_window_stays(llm: LLM, windows: str, level: f
     ]
     for transcript in llm.transcribe(audio, windows=windows):
         assert_says(transcript, "lights.wav", "alarm.wav")
+
+
+def test_parallel_windows_begin_where_speech_does(llm: LLM) -> None:
+    """Windows of 30 s from the start would cut the first sentence."""
+    leads = (27.5, 28.5, 29.5, 31.0)
+    audio = [np.concatenate([quiet(lead, 0), ten_seconds()[RATE:]]) for lead in leads]
+    for lead, transcript in zip(leads, llm.transcribe(audio, windows="parallel"), strict=True):
+        assert_says(transcript, "lights.wav", "alarm.wav")
+        assert transcript.segments[0].start == pytest.approx(lead + 0.3, abs=0.15)
