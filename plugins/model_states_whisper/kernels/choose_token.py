@@ -238,7 +238,7 @@ def choose_token_triton(logits: torch.Tensor, rules: ChoiceRules, rows: ChoiceRo
         *(rules.vocab_size, rules.first_timestamp, rules.end_id, rules.last_initial),
         PLACES=next_power_of_2(rules.past.shape[1]),
         BLOCK=min(_BLOCK, next_power_of_2(rules.vocab_size)),
-        num_warps=16,
+        num_warps=8,
     )
 
 
