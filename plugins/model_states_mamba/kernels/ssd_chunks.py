@@ -26,7 +26,6 @@ from model_states_mamba.kernels.ssd_parts import (
 
 _CHUNK: Final = 64
 _PIECE_N: Final = 128  # columns of a state that a program of the first kernel takes
-_REGISTERS: Final = 168  # of its threads, for 16-bit inputs: three programs share a multiprocessor
 
 
 def _num_slots(num_tokens: int, num_rows: int, chunk: int) -> int:
@@ -259,7 +258,6 @@ def ssd_chunks_triton(
         **{**sizes, "BLOCK_N": block_n},
         BLOCK_SIZE=step.block_size,
         num_stages=1,
-        **({"maxnreg": _REGISTERS} if x.element_size() <= 2 else {}),
     )
     _ssd_outputs_kernel[(num_heads, num_slots, num_pieces(head_size))](
         *(x, b, c, weights.a, weights.d),
