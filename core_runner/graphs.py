@@ -29,6 +29,8 @@ _LARGE_STEP = 2048  # from here on the device's time for padding counts more tha
 _LONGEST_QUERIES = (256, 2048)
 # Decode shapes are few by their nature; those of steps with prefill are thousands, of which few recur often.
 _MAX_PREFILL_GRAPHS: Final = 128
+# What fails for so many shapes fails for all, and torch keeps the memory of a recording that was broken off.
+_MAX_FAILURES: Final = 8
 
 
 class StepShape(NamedTuple):
@@ -64,7 +66,8 @@ class StepGraphs:
 
     A step without prefill is recorded when its shape first comes; one with prefill, of which there are many shapes,
     when its shape comes again, until there are 128 such graphs. None is dropped: its replay may be in flight. A graph
-    whose recording fails is not tried again; the others stay. `counts` says how many steps went which way.
+    whose recording fails is not tried again, the others stay, and a scope that has failed eight times records no more.
+    `counts` says how many steps went which way.
     """
 
     def __init__(self, max_num_reqs: int, max_num_tokens: int, recorder: Recorder | None) -> None:
@@ -76,6 +79,7 @@ class StepGraphs:
         self.decode_rows = [*small, *range(32, max_num_reqs, 32), max_num_reqs]
         self._graphs: dict[_Key, RecordedGraph] = {}
         self._refused: dict[_Key, str] = {}  # why it cannot be recorded
+        self._num_failures: Counter[str] = Counter()  # by scope
         self._num_prefill_graphs = 0
         self._met: set[_Key] = set()
         self.counts: Counter[str] = Counter()
@@ -115,8 +119,11 @@ class StepGraphs:
         return StepShape(num_rows, num_rows, 1)
 
     def is_refused(self, scope: str, shape: StepShape, variant: str) -> bool:
-        """Whether its recording failed, so that `run` would run it eagerly from now on."""
-        return (scope, shape, variant) in self._refused
+        """Whether `run` would run it eagerly from now on: its recording failed, or too many of its scope's have."""
+        key = (scope, shape, variant)
+        return key not in self._graphs and (
+            key in self._refused or self._num_failures[scope] >= _MAX_FAILURES
+        )
 
     def run(self, scope: str, shape: StepShape, variant: str, body: Callable[[], _T]) -> _T:
         """The result of `body`, which is replayed where it was recorded before.
@@ -152,11 +159,16 @@ class StepGraphs:
         refused = [f"{_describe(*key)} not recorded: {reason}" for key, reason in self._refused.items()]
         limit = f"{self._num_prefill_graphs} of at most {_MAX_PREFILL_GRAPHS} graphs with prefill"
         ways = [f"{count:8} steps {way}" for way, count in self.counts.most_common()]
-        return "\n".join([*graphs, *refused, limit, *ways])
+        stopped = [
+            f"no further graph of a {scope} is recorded after {count} that failed"
+            for scope, count in self._num_failures.items()
+            if count >= _MAX_FAILURES
+        ]
+        return "\n".join([*graphs, *refused, *stopped, limit, *ways])
 
     def _explain_eager(self, key: _Key) -> str:
         scope, shape, _ = key
-        if key in self._refused:
+        if self.is_refused(*key):
             return f"this {scope} cannot be recorded"
         if shape.max_query_len > 1 and self._num_prefill_graphs == _MAX_PREFILL_GRAPHS:
             return "no more graphs with prefill"
@@ -164,7 +176,7 @@ class StepGraphs:
 
     def _is_due(self, key: _Key) -> bool:
         """Whether something that has just run eagerly is to be recorded."""
-        if key in self._refused:
+        if self.is_refused(*key):
             return False
         return key[1].max_query_len == 1 or (
             key in self._met and self._num_prefill_graphs < _MAX_PREFILL_GRAPHS
@@ -197,6 +209,7 @@ class StepGraphs:
             reason,
         )
         self._refused[key] = reason
+        self._num_failures[key[0]] += 1
 
 
 def _describe(scope: str, shape: StepShape, variant: str) -> str:

@@ -149,6 +149,24 @@ def test_what_cannot_be_recorded_runs_eagerly_and_what_can_is_replayed(
     assert "a step of 2 tokens in 2 rows cannot be recorded as a CUDA graph (out of memory)" in warning
 
 
+def test_a_scope_that_keeps_failing_is_given_up_and_the_other_is_not() -> None:
+    recorder, body = Failing(*range(1, 100)), Count()
+    graphs = make(recorder=recorder)
+    for _ in range(2):
+        for rows in graphs.decode_rows:
+            graphs.run("step", graphs.decode_shape(rows), "plain", body)
+    assert recorder.num_tried == 1 + 8
+    assert graphs.counts["step graph"] == 1, "the first was recorded and stays"
+    refused = [graphs.is_refused("step", graphs.decode_shape(rows), "plain") for rows in graphs.decode_rows]
+    assert refused == [False, *[True] * (len(refused) - 1)]
+    assert graphs.counts["eager: this step cannot be recorded"] == len(refused) - 1 + len(refused) - 9
+    assert "no further graph of a step is recorded after 8 that failed" in graphs.report()
+    recorder.failing = ()
+    for _ in range(2):
+        graphs.run("forward", graphs.decode_shape(4), "", body)
+    assert graphs.counts["forward graph"] == 1
+
+
 def test_a_device_that_a_recording_has_lost_ends_the_step() -> None:
     graphs = make(recorder=Failing(0, is_lost=True))
     with pytest.raises(RuntimeError, match="illegal memory access"):
