@@ -103,9 +103,11 @@ def host_time(step: Callable[[], object], steps: int, wait: bool = False) -> dic
     """Milliseconds of a step: outside of the calling thread's waits for the device, and in all. No profiler runs.
 
     By the clock on the wall: a thread's CPU time comes in ticks of 10 ms on some virtual machines. Nothing is waited
-    for in between, so the device stays one step behind as in use; wait: for the last one's end.
+    for, so the device stays one step behind from the first to the last, as in use; wait: begin with an idle device
+    and wait for its end.
     """
-    synchronize()
+    if wait:
+        synchronize()
     meter = WaitMeter()
     with meter.measuring():
         started = time.perf_counter()

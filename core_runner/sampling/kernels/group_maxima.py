@@ -186,7 +186,7 @@ def _group_maxima_kernel(
     most = tl.reduce(x, 1, larger)
     tl.store(maxima + at, most, mask=is_group)
     if PDL:
-        # No earlier: programs that come while many run take what room there is, and crowd on few multiprocessors.
+        # Earlier, the next kernel would gain where it has little to do, and lose where it has much.
         gdc_launch_dependents()
     if FILTERS:  # noqa: SIM102 (known when it is compiled, and the other is not)
         if is_top_p_alone(temperature, top_k, top_p, vocab_size):
