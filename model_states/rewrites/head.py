@@ -34,6 +34,10 @@ def recognise_head(model: TransformersModel) -> Head | None:
     x = random_like(module.weight, 2, module.in_features)
     expected = model.compute_logits(x)
     plain = linear(x, module.weight, module.bias)
+    rounded = expected.to(plain.dtype)
+    if torch.equal(rounded.to(expected.dtype), expected):
+        # Some models widen what they have rounded. That changes no logit, and is left out.
+        expected = rounded
     numbers = [value for value in floats_of(model.config) if value]
     multipliers = (1.0, *numbers, *(1.0 / value for value in numbers))
     multiplier = next((m for m in multipliers if close(plain * m, expected)), None)

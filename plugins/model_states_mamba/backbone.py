@@ -10,12 +10,9 @@ from torch import nn
 
 from model_states.kernels.add_norm import RMSNorm, add_norm
 from model_states.kernels.linear import norm_linear
-from model_states.rewrites.head import Head, recognise_head
 from model_states.rewrites.mixer import Mixer
 from model_states.rewrites.norms import recognise_norm
 from model_states.rewrites.products import Rows
-from model_states.rewrites.seen import close, random_like
-from model_states.transformers_bridge import TransformersModel
 
 # More rows of a residual stream in fp32 are normed faster apart from the product.
 _FEW_ROWS = 4
@@ -83,14 +80,3 @@ def recognise_mixer_backbone(backbone: Any) -> MixerBackbone | None:
         known[-1],
         torch.float32 if wide else embedding.weight.dtype,
     )
-
-
-@torch.no_grad()
-def recognise_mixer_head(model: TransformersModel) -> Head | None:
-    """The output embedding, also where the model widens its product to fp32: that changes no logit, and is left out."""
-    found, module = recognise_head(model), model.model.get_output_embeddings()
-    if found is not None or type(module) is not nn.Linear:
-        return found
-    x = random_like(module.weight, 2, module.in_features)
-    head = Head(module.weight, module.bias, 1.0)
-    return head if close(head(x), model.compute_logits(x).to(x.dtype)) else None

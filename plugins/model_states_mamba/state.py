@@ -16,6 +16,7 @@ from model_states.components import AttentionLayer, PagedAttention, RecurrentSta
 from model_states.components.recurrent_state import STATE_OPTIONS
 from model_states.loading import load_transformers_model
 from model_states.rewrites.experts import rewrite_experts
+from model_states.rewrites.head import recognise_head
 from model_states.rewrites.hybrid import recognise_hybrid
 from model_states.rewrites.mixer import replace_mixers
 from model_states.rewrites.parts import rewrite_parts
@@ -26,7 +27,7 @@ from model_states.transformers_bridge import (
     refuse_batch_dependent_rope,
     register_attention,
 )
-from model_states_mamba.backbone import recognise_mixer_backbone, recognise_mixer_head
+from model_states_mamba.backbone import recognise_mixer_backbone
 from model_states_mamba.mixers import MIXERS
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class MambaState(ModelState):
     def _fuse(self, calls: Sequence[AttentionCall], layers: Sequence[AttentionLayer]) -> None:
         """Run the whole model as one loop, if it is of a known form; else fuse the parts that are known."""
         model = self.model
-        model.fused_head = recognise_mixer_head(model)
+        model.fused_head = recognise_head(model)
         rewrite_experts(model.backbone)
         fused: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
         fused = recognise_mixer_backbone(model.backbone)
