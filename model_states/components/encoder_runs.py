@@ -105,6 +105,7 @@ class EncoderRuns:
         self._recorder = recorder
         self._recorded: dict[torch.Size, _Recorded] = {}
         self._met: set[torch.Size] = set()
+        self._refused: set[torch.Size] = set()  # their recording failed
         self.num_encoded = 0
 
     @property
@@ -170,15 +171,20 @@ class EncoderRuns:
     def _record(self, staged: torch.Tensor, entries: torch.Tensor) -> None:
         """Record what has just been run, if its shape was met before."""
         shape = staged.shape
-        if self._recorder is None or shape not in self._met or len(self._recorded) == _MAX_RECORDED:
-            self._met.add(shape)
+        is_due = shape in self._met and shape not in self._refused and len(self._recorded) < _MAX_RECORDED
+        self._met.add(shape)
+        if self._recorder is None or not is_due:
             return
         try:
             replay = self._recorder.record(lambda: self._write(staged, entries))
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            logger.warning("an encoder run cannot be recorded as a CUDA graph (%s); they run eagerly", reason)
-            self._recorder = None
+            reason = str(error).partition("\n")[0]
+            logger.warning(
+                "an encoder batch of %d cannot be recorded as a CUDA graph (%s); such batches run without one",
+                shape[0],
+                reason,
+            )
+            self._refused.add(shape)
         else:
             self._recorded[shape] = _Recorded(staged, entries, replay)
 

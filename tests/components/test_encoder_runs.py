@@ -94,14 +94,15 @@ def test_joined_runs_give_their_fills_at_once_and_keep_their_inputs_until_they_a
 
 
 class Recorder:
-    """Counts recordings; `fails` says that nothing can be recorded."""
+    """Counts recordings; the first `num_failing` fail."""
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, num_failing: int = 0) -> None:
         self.num_recordings = self.num_replays = 0
-        self._fails = fails
+        self._num_failing = num_failing
 
     def record(self, body: Any) -> Any:
-        if self._fails:
+        if self._num_failing:
+            self._num_failing -= 1
             raise RuntimeError("not here\nand not there")
         self.num_recordings += 1
 
@@ -127,13 +128,16 @@ def test_a_shape_is_recorded_when_it_comes_again_and_replayed_from_then_on():
     assert (recorder.num_recordings, recorder.num_replays) == (2, 6)
 
 
-def test_runs_go_on_where_nothing_can_be_recorded(caplog):
-    runs, layers = _runs(Recorder(fails=True))
+def test_a_shape_that_cannot_be_recorded_runs_without_and_leaves_others_theirs(caplog):
+    recorder = Recorder(num_failing=1)
+    runs, layers = _runs(recorder)
     for number in range(1, 5):
-        runs.launch([_fill(b"a", 2, number)])
-        assert (layers[0].key_pool[2, :, :3] == number).all()
+        for count in (1, 2):
+            runs.launch([_fill(bytes([i]), i + 1, number + i) for i in range(count)])
+            assert (layers[0].key_pool[count, :, :3] == number + count - 1).all()
+    assert (recorder.num_recordings, recorder.num_replays) == (1, 2)
     assert [record.getMessage() for record in caplog.records] == [
-        "an encoder run cannot be recorded as a CUDA graph (not here); they run eagerly"
+        "an encoder batch of 1 cannot be recorded as a CUDA graph (not here); such batches run without one"
     ]
 
 
