@@ -155,6 +155,7 @@ def test_ablations_for_which_no_time_is_left_are_shown_as_such(run_small, capsys
     assert shown.splitlines()[-1].split()[-2:] == ["-", "-"]
 
 
+@pytest.mark.slow
 def test_a_start_is_the_sum_of_its_parts(run_small, monkeypatch) -> None:
     monkeypatch.setattr(startup, "measure_process", lambda args, cache: _start(args, cache))
     report = run_small(startup)

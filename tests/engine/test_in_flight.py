@@ -116,7 +116,7 @@ CASES = {
     "abort, recorded": (20, range(0), True),
     "eos, recorded": pytest.param(20, EOS, True, marks=SLOW),
     "preemption, recorded": pytest.param(11, range(0), True, marks=SLOW),
-    "preemption and eos, recorded": (11, EOS, True),
+    "preemption and eos, recorded": pytest.param(11, EOS, True, marks=SLOW),
 }
 
 

@@ -180,7 +180,7 @@ def test_some_of_them_are_exact_on_kernels(device, vocab_size, monkeypatch):
         monkeypatch.setattr(f"{kernels.__name__}.{name}.use_triton", lambda tensor: True)
     combinations = [*SINGLES, *PAIRS, EVERYTHING]
     if device.type == "cpu":
-        combinations = [*SINGLES[:: 1 if vocab_size == 31 else 6], EVERYTHING]
+        combinations = [*SINGLES[:: 2 if vocab_size == 31 else 6], EVERYTHING]
     check(Matrix(combinations, vocab_size, device))
 
 

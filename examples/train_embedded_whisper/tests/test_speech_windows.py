@@ -143,6 +143,7 @@ def silences(windows):
     return leads, gaps
 
 
+@pytest.mark.slow
 def test_whole_windows_have_long_silences_before_and_between_sentences(pool):
     draws = [draw(pool, WHOLE, seed) for seed in range(8)]
     leads, gaps = (list(chain(*both)) for both in zip(*map(silences, draws), strict=True))
