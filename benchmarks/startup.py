@@ -3,7 +3,9 @@
     python benchmarks/startup.py --json startup.json
 
 Each run is a process of its own: *first* finds neither compiled kernels nor the bytecode of any Python module, *cold*
-has the bytecode, as an installation by pip leaves it, and *warm* has both. *Ready* is `LLM(...)` with
+has the bytecode, as an installation by pip leaves it, and *warm* has both; of `--repeats` warm ones the table has the
+median by *ready*. Those in front see all that is installed here, of which transformers looks at everything and imports
+some; those called *own* see what core-runner requires, directly or not, and nothing else. *Ready* is `LLM(...)` with
 `record_graphs_at_start`; *first tokens* is the first batch of full width after it (256 requests, 128 in, 8 out), which
 compiles and records what is left, and *again* is the same batch once more. Within both, *imports* is the time in
 modules that are first needed there, *weights* that in the model's loader, *kernels* that of Triton's compiler (or of
@@ -13,6 +15,7 @@ its cache), and *graphs* that of recordings.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import shutil
@@ -31,6 +34,7 @@ from typing import Any
 _STARTED = time.perf_counter()  # before torch is imported
 
 from common import MODELS, Report, make_parser, open_llm, run_script, show_table, timed  # noqa: E402
+from own_site import link_requirements  # noqa: E402
 from peers import jobs_runner  # noqa: E402
 from plots import stacked_bars  # noqa: E402
 from workloads import Workload  # noqa: E402
@@ -151,34 +155,59 @@ def measure_here(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def measure_process(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
+def measure_process(args: argparse.Namespace, cache: Path, site: Path | None) -> dict[str, Any]:
     """The same in a new process, with what Triton and Python compile kept in the given folder alone.
 
     What an environment keeps of Python's bytecode would count otherwise: an installer may leave none, and
-    PYTHONDONTWRITEBYTECODE has half of the modules compiled in every process.
+    PYTHONDONTWRITEBYTECODE has half of the modules compiled in every process. site: the only folder with packages, if
+    not all that is installed.
     """
-    command = [sys.executable, __file__, "--here", "--model", args.model, *["--small"][: args.small]]
+    alone = ["-S"] if site else []
+    command = [sys.executable, *alone, __file__, "--here", "--model", args.model, *["--small"][: args.small]]
     environment = {
         **os.environ,
         "TRITON_CACHE_DIR": str(cache / KERNELS),
         "PYTHONPYCACHEPREFIX": str(cache / "bytecode"),
         "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": str(site or os.pathsep.join(filter(None, sys.path))),
     }
     process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return found
 
 
-def measure(args: argparse.Namespace) -> Report:
-    """A first, a cold and a warm start, one after another."""
-    starts = {}
+def measure_starts(args: argparse.Namespace, site: Path | None) -> dict[str, Any]:
+    """A first, a cold and several warm starts, one after another; of the warm ones that of median length."""
+    starts, prefix = {}, "own " if site else ""
     with tempfile.TemporaryDirectory() as cache:
-        for name in ("first", "cold", "warm"):
+        for name, repeats in (("first", 1), ("cold", 1), ("warm", args.repeats)):
             if name == "cold":
                 shutil.rmtree(Path(cache, KERNELS), ignore_errors=True)
-            starts[name] = measure_process(args, Path(cache))
-            print(f"{name}: ready after {starts[name]['ready_s']:.1f} s", flush=True)
+            found = [measure_process(args, Path(cache), site) for _ in range(repeats)]
+            found.sort(key=lambda start: start["ready_s"])
+            all_ready = [start["ready_s"] for start in found]
+            starts[prefix + name] = {**found[(repeats - 1) // 2], "all_ready_s": all_ready}
+            seconds = ", ".join(f"{ready:.1f}" for ready in all_ready)
+            print(f"{prefix}{name}: ready after {seconds} s", flush=True)
+    return starts
+
+
+def _packages() -> list[str]:
+    """What core-runner's distribution consists of."""
+    points = importlib.metadata.distribution("core-runner").entry_points
+    modules = {point.module.partition(".")[0] for point in points}
+    return sorted({"core_runner", "model_states"} | modules)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Starts in each of the environments."""
+    starts: dict[str, Any] = {}
+    if args.only != "own":
+        starts |= measure_starts(args, None)
+    if args.only != "whole":
+        with tempfile.TemporaryDirectory() as site:
+            link_requirements("core-runner", _packages(), Path(site))
+            starts |= measure_starts(args, Path(site))
     return {"starts": starts}
 
 
@@ -204,6 +233,7 @@ def plot(report: Report, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what was asked for; `--here` measures this process and prints JSON."""
     parser = make_parser(__file__, __doc__)
+    parser.add_argument("--only", choices=["whole", "own"], help="environment (default: one after the other)")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.here:

@@ -157,9 +157,9 @@ def test_ablations_for_which_no_time_is_left_are_shown_as_such(run_small, capsys
 
 @pytest.mark.slow
 def test_a_start_is_the_sum_of_its_parts(run_small, monkeypatch) -> None:
-    monkeypatch.setattr(startup, "measure_process", lambda args, cache: _start(args, cache))
-    report = run_small(startup)
-    assert list(report["starts"]) == ["first", "cold", "warm"]
+    monkeypatch.setattr(startup, "measure_process", _start)
+    report = run_small(startup, "--repeats", "2", "--only", "own")
+    assert list(report["starts"]) == ["own first", "own cold", "own warm"]
     for start in report["starts"].values():
         whole = start["imports_s"] + start["ready_s"] + start["first_tokens_s"]
         assert sum(start["parts_s"].values()) == pytest.approx(whole)
@@ -170,15 +170,37 @@ def test_a_start_is_the_sum_of_its_parts(run_small, monkeypatch) -> None:
 _starts = []
 
 
-def _start(args, cache):
+def _start(args, cache, site):
     """One process serves as all of them: it is the slow part of this file."""
     if not _starts:
-        _starts.append(PROCESS(args, cache))
+        _starts.append(PROCESS(args, cache, site))
         assert list((cache / "bytecode").rglob("llm.*.pyc"))
     return _starts[0]
 
 
 PROCESS = startup.measure_process
+
+
+def test_warm_starts_are_repeated_and_the_middle_one_counts(run_small, monkeypatch, capsys) -> None:
+    ready, sites = iter([9.0, 8.0, 5.0, 7.0, 6.0] * 2), []
+    parts = dict.fromkeys(startup.PARTS, 0.0)
+
+    def start(args, cache, site):
+        sites.append(site is not None)
+        figures = dict.fromkeys(("imports_s", "first_tokens_s", "again_s"), 0.0)
+        return {
+            "ready_s": next(ready),
+            "ready_parts_s": parts,
+            "kernels_compiled": 0,
+            "graphs_recorded": 0,
+        } | figures
+
+    monkeypatch.setattr(startup, "measure_process", start)
+    found = run_small(startup, "--repeats", "3")["starts"]
+    assert sites == [False] * 5 + [True] * 5
+    assert [found[name]["ready_s"] for name in ("first", "cold", "warm", "own warm")] == [9.0, 8.0, 6.0, 6.0]
+    assert found["own warm"]["all_ready_s"] == [5.0, 6.0, 7.0]
+    assert "own warm: ready after 5.0, 6.0, 7.0 s" in capsys.readouterr().out
 
 
 def test_parts_do_not_count_twice() -> None:
