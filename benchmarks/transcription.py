@@ -20,7 +20,8 @@ no more positions than 100 tokens take (for all ways of the run), one temperatur
 the rest of a window is a window again, as it would be with true weights. So what is counted is the windows of 30 s
 that the encoder and the decoder had, by whose number the seconds of audio differ.
 
-`--peers` runs transformers' `generate` after ours, on one fixed batch of the same windows.
+`--peers` runs transformers' `generate` after ours, on one fixed batch of the same windows. With
+`--cross-attention-dtype int8` keys and values of encoder outputs are kept in 8 bits, and every figure says so.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def make_features(model: str, windows: int, small: bool) -> torch.Tensor:
 @contextmanager
 def open_ours(model: str, slots: int, args: argparse.Namespace) -> Iterator[LLM]:
     """An `LLM` with a slot for each window of the largest row."""
-    given = {"encoder_batch": args.encoder_batch, "encoder_ahead": args.encoder_ahead}
+    given = {
+        name: getattr(args, name) for name in ("encoder_batch", "encoder_ahead", "cross_attention_dtype")
+    }
     options = {name: value for name, value in given.items() if value is not None}
     limit = MODELS[model]["max_target_positions"]
     if not TRANSCRIBING.keys().isdisjoint(args.ways):
@@ -89,10 +92,12 @@ def open_ours(model: str, slots: int, args: argparse.Namespace) -> Iterator[LLM]
 
 def measure_ours(model: str, rows: Sequence[int], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A result for each number of windows and each way."""
+    kind = args.cross_attention_dtype
+    engine = OURS if kind is None else f"{OURS} with {kind} cross-attention"
     with open_ours(model, max(rows), args) as llm:
         for windows in rows:
             for found in measure_ways(llm, make_features(model, windows, args.small), args):
-                yield {"engine": OURS, "windows": windows, **found}
+                yield {"engine": engine, "windows": windows, **found}
 
 
 def measure_ways(llm: LLM, features: torch.Tensor, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -238,6 +243,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--encoder-ahead", type=int, help="encoder runs beside the steps (default: the component's own)"
+    )
+    parser.add_argument(
+        "--cross-attention-dtype", help="of the kept encoder outputs, int8 for one (default: the model's)"
     )
     parser.add_argument(
         "--rounds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from model_states.errors import CapabilityError
 from model_states.hookspecs import hookimpl
 from model_states.interface import Component
 from model_states.kernels.cross_attention import CrossRows, cross_attention, scratch_sizes
+from model_states.kernels.write_entries import Entries
 from model_states.recording import CudaRecorder
 from model_states.staged import StagedTensor
 
@@ -28,6 +30,7 @@ ENCODER_OPTIONS: Final[Mapping[str, str]] = {
     "encoder_entries": "encoder outputs that are kept at once, an integer of at least 1",
     "encoder_batch": "encoder inputs that are run at once and at most in a step, an integer of at least 1",
     "encoder_ahead": "encoder runs under way for requests that wait, beside the steps; 0 runs it in the steps",
+    "cross_attention_dtype": "of kept encoder outputs: 'int8' halves memory and traffic; 'auto' is the model's",
 }
 _DEFAULT_BATCH: Final = 16
 _GPU_SHARE: Final = 0.4  # of the free memory, where the number of entries is not given
@@ -37,7 +40,7 @@ _CPU_BYTES: Final = 4 << 30
 class CrossAttentionLayer:
     """One decoder layer's pool, and attention over the entries of the step's rows."""
 
-    def __init__(self, owner: CrossAttention, key_pool: torch.Tensor, value_pool: torch.Tensor) -> None:
+    def __init__(self, owner: CrossAttention, key_pool: Entries, value_pool: Entries) -> None:
         self._owner = owner
         self.key_pool, self.value_pool = key_pool, value_pool
 
@@ -78,20 +81,25 @@ class CrossAttention(Component):
         self.spec, self.encoder = spec, encoder
         self._batch_size = _option(config, "encoder_batch") or _DEFAULT_BATCH
         self.max_ahead = _option(config, "encoder_ahead", least=0) or 0
-        values_of_layer = 2 * spec.num_kv_heads * encoder.max_positions * spec.head_size
-        entry_bytes = len(projections) * values_of_layer * config.dtype.itemsize
+        shapes = _shapes(spec, encoder.max_positions, config)
+        entry_bytes = 2 * len(projections) * sum(math.prod(shape) * kind.itemsize for shape, kind in shapes)
         num_entries = _option(config, "encoder_entries") or _choose_num_entries(config, entry_bytes)
         logger.info("encoder outputs: %d entries of %.1f MiB", num_entries, entry_bytes / 2**20)
-        shape = (2, num_entries + 1, spec.num_kv_heads, encoder.max_positions, spec.head_size)
         try:
-            pools = [torch.empty(shape, dtype=config.dtype, device=config.device) for _ in projections]
+            pools = [
+                [
+                    torch.empty((2, num_entries + 1, *shape), dtype=kind, device=config.device)
+                    for shape, kind in shapes
+                ]
+                for _ in projections
+            ]
         except RuntimeError as error:  # a GPU that is full, and on a CPU nothing more special
             raise CapabilityError(
                 f"{num_entries} encoder outputs of {entry_bytes / 2**20:.1f} MiB could not be allocated; "
                 "lower model_options={'encoder_entries': ...}"
             ) from error
         self.pool = EntryPool(num_entries, self._batch_size)
-        self.layers = [CrossAttentionLayer(self, keys, values) for keys, values in pools]
+        self.layers = [CrossAttentionLayer(self, *map(Entries, *pool)) for pool in pools]
         recorder = (
             CudaRecorder(config.device) if config.cuda_graphs and config.device.type == "cuda" else None
         )
@@ -232,6 +240,24 @@ def _option(config: ModelConfig, name: str, least: int = 1) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise CapabilityError(f"model_options: {name}={value!r} must be an integer of at least {least}")
     return value
+
+
+def _shapes(
+    spec: AttentionSpec, max_positions: int, config: ModelConfig
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of an entry's keys or values in a layer, and of their scales if they have any."""
+    values = (spec.num_kv_heads, max_positions, spec.head_size)
+    kind = config.options.get("cross_attention_dtype")
+    if kind in (None, "auto"):
+        return [(values, config.dtype)]
+    if kind != "int8":
+        raise CapabilityError(f"model_options: cross_attention_dtype={kind!r} must be 'auto' or 'int8'")
+    if spec.head_size % 4:
+        raise CapabilityError(
+            f"model_options: cross_attention_dtype='int8' needs a head size of a multiple of 4, not {spec.head_size}; "
+            "leave it out"
+        )
+    return [(values, torch.int8), ((spec.num_kv_heads, spec.head_size), torch.float32)]
 
 
 def _choose_num_entries(config: ModelConfig, entry_bytes: int) -> int:

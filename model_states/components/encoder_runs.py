@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from model_states.kernels.write_entries import write_entries
+from model_states.kernels.write_entries import Entries, write_entries
 from model_states.recording import Recorder
 from model_states.staged import HostToDevice
 
@@ -50,8 +50,8 @@ Projection = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 class PooledLayer(Protocol):
     """Where one decoder layer's keys and values go, [num_entries, num_kv_heads, max_positions, head_size] each."""
 
-    key_pool: torch.Tensor
-    value_pool: torch.Tensor
+    key_pool: Entries
+    value_pool: Entries
 
 
 class Fill(NamedTuple):
@@ -77,7 +77,7 @@ class _Recorded(NamedTuple):
     """A run that was recorded, with the buffers that it reads."""
 
     staged: torch.Tensor
-    entries: torch.Tensor
+    places: torch.Tensor
     replay: Callable[[], None]
 
 
@@ -156,19 +156,21 @@ class EncoderRuns:
             self.join()
 
     def _fill(self, fills: Sequence[Fill]) -> None:
-        entries = torch.empty(len(fills), dtype=torch.int64, device=self._device)
-        self._transfer.copy(np.array([fill.entry for fill in fills]), entries)
+        # Entry and length of each output.
+        places = torch.empty((2, len(fills)), dtype=torch.int64, device=self._device)
+        lengths = [self._encoder.num_positions(fill.model_inputs) for fill in fills]
+        self._transfer.copy(np.array([[fill.entry for fill in fills], lengths]), places.view(-1))
         staged = self._encoder.stage([fill.model_inputs for fill in fills])
         recorded = self._recorded.get(staged.shape)
         if recorded is None:
-            self._write(staged, entries)
-            self._record(staged, entries)
+            self._write(staged, places)
+            self._record(staged, places)
         else:
             recorded.staged.copy_(staged)
-            recorded.entries.copy_(entries)
+            recorded.places.copy_(places)
             recorded.replay()
 
-    def _record(self, staged: torch.Tensor, entries: torch.Tensor) -> None:
+    def _record(self, staged: torch.Tensor, places: torch.Tensor) -> None:
         """Record what has just been run, if its shape was met before."""
         shape = staged.shape
         is_due = shape in self._met and shape not in self._refused and len(self._recorded) < _MAX_RECORDED
@@ -176,7 +178,7 @@ class EncoderRuns:
         if self._recorder is None or not is_due:
             return
         try:
-            replay = self._recorder.record(lambda: self._write(staged, entries))
+            replay = self._recorder.record(lambda: self._write(staged, places))
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             logger.warning(
@@ -186,10 +188,10 @@ class EncoderRuns:
             )
             self._refused.add(shape)
         else:
-            self._recorded[shape] = _Recorded(staged, entries, replay)
+            self._recorded[shape] = _Recorded(staged, places, replay)
 
-    def _write(self, staged: torch.Tensor, entries: torch.Tensor) -> None:
-        hidden_states = self._encoder.forward(staged)
+    def _write(self, staged: torch.Tensor, places: torch.Tensor) -> None:
+        hidden_states, (entries, lengths) = self._encoder.forward(staged), places
         for layer, project in zip(self._layers, self._projections, strict=True):
             for pool, part in zip((layer.key_pool, layer.value_pool), project(hidden_states), strict=True):
-                write_entries(pool, entries, part)
+                write_entries(pool, entries, lengths, part)

@@ -7,8 +7,8 @@ n = lengths[s] positions, s = idx_mapping[b]. For every head h, with h' = h // (
     out[t, h] = sum_p exp(s[p]) value_pool[e, h', p] / sum_p exp(s[p])        0 where n = 0
 
 Tokens at or past query_start_loc[-1] get zeros. query [num_tokens, num_heads, head_size], out the same and contiguous;
-key_pool and value_pool [num_entries, num_kv_heads, max_len, head_size], contiguous, so that a head's positions lie side
-by side; idx_mapping int32 [num_rows], query_start_loc int32 [num_rows + 1], entries and lengths int32 [num_slots].
+key_pool and value_pool are `Entries` [num_entries, num_kv_heads, max_len, head_size]; idx_mapping int32 [num_rows],
+query_start_loc int32 [num_rows + 1], entries and lengths int32 [num_slots].
 
 In a step whose rows have one query each a program takes a row, a head and a part of the positions, and the last one
 that is done joins the parts: with m_i, l_i, a_i the maximum, sum and weighted values of part i and m the largest m_i,
@@ -25,9 +25,11 @@ from dataclasses import dataclass
 
 import torch
 
+from model_states.kernels.cross_attention_step import cross_attention_step_triton
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
+from model_states.kernels.write_entries import Entries
 
 _TILE = 16  # queries of a program; the least that a tensor core takes
 _SEARCHED = 256  # rows that a program looks through at a time
@@ -61,8 +63,8 @@ def scratch_sizes(num_rows: int, num_heads: int, head_size: int) -> tuple[int, i
 def cross_attention_torch(
     out: torch.Tensor,
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    key_pool: Entries,
+    value_pool: Entries,
     rows: CrossRows,
     scale: float,
 ) -> None:
@@ -70,14 +72,14 @@ def cross_attention_torch(
     out.zero_()
     starts = rows.query_start_loc.tolist()
     # Heads in groups of those that share keys: [num_tokens, num_kv_heads, group, head_size].
-    grouped = query.unflatten(1, (key_pool.shape[1], -1)).float() * scale
+    grouped = query.unflatten(1, (key_pool.values.shape[1], -1)).float() * scale
     for row, slot in enumerate(rows.idx_mapping.tolist()):
         entry, length = int(rows.entries[slot]), int(rows.lengths[slot])
         tokens = slice(starts[row], starts[row + 1])
         if length == 0 or tokens.start == tokens.stop:
             continue
-        scores = torch.einsum("qkgd,kpd->kgqp", grouped[tokens], key_pool[entry, :, :length].float())
-        value = value_pool[entry, :, :length].float()
+        scores = torch.einsum("qkgd,kpd->kgqp", grouped[tokens], key_pool.read(entry)[:, :length].float())
+        value = value_pool.read(entry)[:, :length].float()
         seen = torch.einsum("kgqp,kpd->qkgd", scores.softmax(-1), value)
         out[tokens] = seen.flatten(1, 2).to(out.dtype)
 
@@ -127,6 +129,7 @@ def _attend(
             mask=inside[:, None] & (d < HEAD_SIZE)[None, :],
             other=0.0,
         )
+        k, v = k.to(q.dtype), v.to(q.dtype)
         scores = tl.dot(q, k, input_precision=PRECISION) * (scale * 1.4426950408889634)
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
@@ -163,7 +166,9 @@ def _cross_attention_kernel(
     arrived,
     query,
     key_pool,
+    key_scales,
     value_pool,
+    value_scales,
     idx_mapping,
     query_start_loc,
     entries,
@@ -178,6 +183,7 @@ def _cross_attention_kernel(
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
+    IS_INT8: tl.constexpr,
     ONE_QUERY: tl.constexpr,
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
@@ -222,7 +228,15 @@ def _cross_attention_kernel(
     q = tl.load(
         query + tokens[:, None] * token_stride + head * head_stride + d[None, :], mask=is_query, other=0.0
     )
-    base = (tl.load(entries + slot).to(tl.int64) * (NUM_HEADS // GROUP) + head // GROUP) * max_len * HEAD_SIZE
+    entry = tl.load(entries + slot).to(tl.int64) * (NUM_HEADS // GROUP) + head // GROUP
+    base = entry * max_len * HEAD_SIZE
+    if IS_INT8:
+        # Integers of 8 bits are exact in 16; the query is brought to where these are precise.
+        has_scale = d < tl.where(length > 0, HEAD_SIZE, 0)
+        q = q.to(tl.float32) * tl.load(key_scales + entry * HEAD_SIZE + d, mask=has_scale, other=0.0)[None, :]
+        unit = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)[:, None]
+        q = (q / unit).to(tl.float32 if PRECISION == "ieee" else tl.float16)
+        scale *= unit
     part_len = tl.cdiv(tl.cdiv(length, parts), BLOCK_N) * BLOCK_N
     first = part * part_len
     maximum, total, acc = _attend(
@@ -238,6 +252,8 @@ def _cross_attention_kernel(
         BLOCK_D,
         PRECISION,
     )
+    if IS_INT8:
+        acc *= tl.load(value_scales + entry * HEAD_SIZE + d, mask=has_scale, other=0.0)[None, :]
     if SPLIT:
         # One query: row 0 of the tile is all there is.
         is_first = m == 0
@@ -263,8 +279,8 @@ def _cross_attention_kernel(
 def cross_attention_triton(
     out: torch.Tensor,
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    key_pool: Entries,
+    value_pool: Entries,
     rows: CrossRows,
     scale: float,
     scratch: torch.Tensor,
@@ -273,6 +289,10 @@ def cross_attention_triton(
     """Launch over (rows or tiles, heads, parts)."""
     num_tokens, num_heads, head_size = query.shape
     num_rows, one_query = len(rows.idx_mapping), rows.max_query_len == 1
+    is_int8 = key_pool.scales is not None
+    if one_query and is_int8:
+        cross_attention_step_triton(out, query, key_pool, value_pool, rows, scale, scratch, arrived)
+        return
     assert not one_query or num_tokens == num_rows, "a step of one query a row is padded to as many rows"
     parts = num_parts(num_rows, num_heads) if one_query else 1
     num_tiles = num_rows if one_query else num_tokens // _TILE + num_rows
@@ -281,12 +301,14 @@ def cross_attention_triton(
     is_wide = query.element_size() == 4
     block_d = max(16, triton.next_power_of_2(head_size))
     _cross_attention_kernel[(num_tiles, num_heads, parts)](
-        *(out, scratch, arrived, query, key_pool, value_pool),
+        *(out, scratch, arrived, query),
+        *(key_pool.values, key_pool.scales, value_pool.values, value_pool.scales),
         *(rows.idx_mapping, rows.query_start_loc, rows.entries, rows.lengths),
-        *(num_rows, num_tokens, parts, key_pool.shape[2], query.stride(0), query.stride(1), scale),
+        *(num_rows, num_tokens, parts, key_pool.values.shape[2], query.stride(0), query.stride(1), scale),
         NUM_HEADS=num_heads,
-        GROUP=num_heads // key_pool.shape[1],
+        GROUP=num_heads // key_pool.values.shape[1],
         HEAD_SIZE=head_size,
+        IS_INT8=is_int8,
         ONE_QUERY=one_query,
         SPLIT=parts > 1,
         TILE=_TILE,
@@ -304,8 +326,8 @@ def cross_attention_triton(
 def cross_attention(
     out: torch.Tensor,
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    key_pool: Entries,
+    value_pool: Entries,
     rows: CrossRows,
     scale: float,
     scratch: torch.Tensor,

@@ -141,7 +141,8 @@ class _Source:
     def keys_and_values(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of layer `index`, each [n, num_heads, positions, head_size]."""
         pool = self._state.cross_attention.layers[index]
-        both = [pool.key_pool[self._entries], pool.value_pool[self._entries]]
+        dtype = self._state.config.dtype
+        both = [kept.read(self._entries).to(dtype) for kept in (pool.key_pool, pool.value_pool)]
         if self._missing is not None and self._hidden_states is not None:
             computed = self._state.decoder.layers[index].project(self._hidden_states)
             for kept, new in zip(both, computed, strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from model_states.components.encoder_runs import EncoderRuns, Fill
+from model_states.kernels.write_entries import Entries
 
 
 class Counting:
@@ -17,6 +18,9 @@ class Counting:
     max_positions = 4
 
     num_forwards = 0
+
+    def num_positions(self, model_inputs: Mapping[str, Any]) -> int:
+        return 3
 
     def stage(self, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         return torch.tensor([item["number"] for item in inputs], dtype=torch.float32)
@@ -37,7 +41,9 @@ class Slow:
 
 def _runs(recorder: Any = None) -> tuple[EncoderRuns, list[Any]]:
     layers = [
-        SimpleNamespace(key_pool=torch.zeros(5, 2, 4, 3), value_pool=torch.zeros(5, 2, 4, 3))
+        SimpleNamespace(
+            key_pool=Entries(torch.zeros(5, 2, 4, 3)), value_pool=Entries(torch.zeros(5, 2, 4, 3))
+        )
         for _ in range(2)
     ]
     projections = [
@@ -62,10 +68,10 @@ def test_every_layer_has_its_own_keys_and_values():
     runs.launch([_fill(b"a", 3, 7), _fill(b"b", 1, 9)])
     for index, layer in enumerate(layers):
         for entry, number in ((3, 7), (1, 9)):
-            assert (layer.key_pool[entry, :, :3] == number + index).all()
-            assert (layer.value_pool[entry, :, :3] == -number).all()
-        assert not layer.key_pool[[0, 2, 4]].any()
-        assert not layer.key_pool[:, :, 3:].any(), "behind the output's positions"
+            assert (layer.key_pool.values[entry, :, :3] == number + index).all()
+            assert (layer.value_pool.values[entry, :, :3] == -number).all()
+        assert not layer.key_pool.values[[0, 2, 4]].any()
+        assert not layer.key_pool.values[:, :, 3:].any(), "behind the output's positions"
     assert runs.num_encoded == 2
 
 
@@ -121,10 +127,10 @@ def test_a_shape_is_recorded_when_it_comes_again_and_replayed_from_then_on():
     runs, layers = _runs(recorder)
     for number in range(1, 6):
         runs.launch([_fill(b"a", 2, number)])
-        assert (layers[1].key_pool[2, :, :3] == number + 1).all()
+        assert (layers[1].key_pool.values[2, :, :3] == number + 1).all()
         runs.launch([_fill(b"b", number % 4 + 1, number + 20), _fill(b"c", 0, number + 40)])
-        assert (layers[0].value_pool[number % 4 + 1, :, :3] == -number - 20).all()
-        assert (layers[0].value_pool[0, :, :3] == -number - 40).all()
+        assert (layers[0].value_pool.values[number % 4 + 1, :, :3] == -number - 20).all()
+        assert (layers[0].value_pool.values[0, :, :3] == -number - 40).all()
     assert (recorder.num_recordings, recorder.num_replays) == (2, 6)
 
 
@@ -134,7 +140,7 @@ def test_a_shape_that_cannot_be_recorded_runs_without_and_leaves_others_theirs(c
     for number in range(1, 5):
         for count in (1, 2):
             runs.launch([_fill(bytes([i]), i + 1, number + i) for i in range(count)])
-            assert (layers[0].key_pool[count, :, :3] == number + count - 1).all()
+            assert (layers[0].key_pool.values[count, :, :3] == number + count - 1).all()
     assert (recorder.num_recordings, recorder.num_replays) == (1, 2)
     assert [record.getMessage() for record in caplog.records] == [
         "an encoder batch of 1 cannot be recorded as a CUDA graph (not here); such batches run without one"
@@ -148,5 +154,5 @@ def test_a_limited_number_of_shapes_is_recorded(monkeypatch):
     for number in (1, 2, 3):
         for count in (1, 2):
             runs.launch([_fill(bytes([i]), i + 1, number + i) for i in range(count)])
-            assert (layers[0].key_pool[count, :, :3] == number + count - 1).all()
+            assert (layers[0].key_pool.values[count, :, :3] == number + count - 1).all()
     assert (recorder.num_recordings, recorder.num_replays) == (1, 1)
