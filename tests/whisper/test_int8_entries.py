@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import model_states_whisper
-import numpy as np
 import pytest
 from support.encoder_decoder import OPTIONS, SpeechModel, ask, encoder_runs
 
