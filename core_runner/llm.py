@@ -34,7 +34,6 @@ from core_runner.transcription import (
     transcriber_of,
 )
 from model_states import Component, PluginManager
-from model_states.collector import collector_paused
 from model_states.speech import Transcript, TranscriptionOptions
 from model_states.tasks import Program
 
@@ -64,8 +63,7 @@ class LLM:
         done, total) follows the loading. Errors: `ConfigError`, or `model_states.ModelStateError` for the model.
         """
         self.config = RunnerConfig(model=model, **options)
-        with collector_paused():
-            manager = PluginManager(plugins=plugins)
+        manager = PluginManager(plugins=plugins)
         self.engine = Engine(self.config, plugins=manager, extensions=extensions, progress=progress)
         self.default_sampling_params = default_params(self.engine.generation_defaults)
         self.tokenizer, self._no_tokenizer = self._load_tokenizer()
