@@ -49,6 +49,9 @@ class CudaRecorder:
                     result = body()
                 finally:
                     graph.capture_end()
+        except BaseException:
+            self._pool = None  # torch goes on taking it for the pool of that recording, and refuses further ones
+            raise
         finally:
             if collects:
                 gc.enable()

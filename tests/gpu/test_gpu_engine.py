@@ -20,6 +20,7 @@ from support.whole_steps import check_whole_steps, fill_with_garbage, mixed_repl
 
 from core_runner import LLM, SamplingParams
 from core_runner.request import Request
+from model_states.recording import CudaRecorder
 
 pytestmark = pytest.mark.gpu
 MAX_TOKENS = 16
@@ -193,6 +194,18 @@ def test_replays_equal_eager_steps_also_with_prefill_in_them(tmp_path: Path, dra
         kinds = {graph.shape.max_query_len > 1 for graph in llm.engine.runner.graphs.graphs}
         assert (ways.get("step graph", 0) > 50, kinds == {True, False}) == (cuda_graphs, cuda_graphs)
     assert results[0] == results[1]
+
+
+def test_a_broken_recording_spoils_no_other() -> None:
+    recorder = CudaRecorder(torch.device("cuda"))
+    x = torch.arange(8.0, device="cuda")
+    replays = [recorder.record(lambda: x * 2)]
+    for factor in (3, 4):
+        with pytest.raises(RuntimeError):
+            recorder.record(lambda: (x + 1).sum().item())  # waits for the device
+        replays.append(recorder.record(lambda factor=factor: x * factor))
+    for factor, replay in enumerate(replays, start=2):
+        assert torch.equal(replay(), x * factor)
 
 
 # Calls of the CUDA API in a steady step, by the beginning of their names. Each step has these, and no more:
