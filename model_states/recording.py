@@ -50,7 +50,8 @@ class CudaRecorder:
                 finally:
                     graph.capture_end()
         except BaseException:
-            self._pool = None  # torch goes on taking it for the pool of that recording, and refuses further ones
+            # torch goes on taking it for the pool of that recording, and refuses further ones.
+            self._pool = None
             raise
         finally:
             if collects:
