@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from core_runner.cli.options import (
 from core_runner.cli.sections import SectionedCommand, given
 
 if TYPE_CHECKING:
+    from core_runner.cli.rows import Row
     from core_runner.llm import LLM
     from core_runner.sampling_params import SamplingParams
 
@@ -164,13 +167,30 @@ def _generate_rows(options: dict[str, Any], chosen: dict[str, Any]) -> bool:
     results = ResultsFile(options["output_path"], resume=options["resume"], overwrite=options["overwrite"])
     with opened_rows(options) as source, opened_model(options) as (llm, load_s), results:
         clock = Clock(llm, load_s)
-        num_failed = run_batch(llm, source.read(_sampling(llm, chosen)), source.num_rows, results, clock)
+        rows, seen = source.read(_sampling(llm, chosen)), Counter[str]()
+        num_failed = run_batch(llm, _watch_priority(rows, seen), source.num_rows, results, clock)
         if options["stats"]:
             clock.print_report(overlapping=True)
+    if seen["priority"] and options["policy"] != "priority":
+        click.echo(
+            f'{_rows(seen["priority"])} with a "priority", which has no effect under --policy fcfs; give '
+            "--policy priority",
+            err=True,
+        )
     if num_failed:
-        rows = "1 row" if num_failed == 1 else f"{num_failed} rows"
-        click.echo(f'{rows} failed; "error" in the output says why', err=True)
+        click.echo(f'{_rows(num_failed)} failed; "error" in the output says why', err=True)
     return False
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _watch_priority(rows: Iterable[Row], seen: Counter[str]) -> Iterator[Row]:
+    """The rows as they come; those that want another place in the queue are counted."""
+    for row in rows:
+        seen["priority"] += row.params.priority != 0
+        yield row
 
 
 def _sampling(llm: LLM, chosen: dict[str, Any]) -> SamplingParams:

@@ -138,6 +138,7 @@ def test_rows_run_by_their_priority(policy, order, jsonl, tmp_path):
         *base,
     )
     assert result.exit_code == 0, result.stderr
+    assert ('2 rows with a "priority", which has no effect' in result.stderr) == (policy == "fcfs")
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [str(p) for p in order]
 
 
