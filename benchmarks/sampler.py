@@ -132,17 +132,24 @@ def flashinfer_call(case: Case) -> Callable[[torch.Tensor], object] | None:
     temperature = case.options.get("temperature", 1.0)
     if temperature == 0.0:
         return None
-    scaled = (lambda x: x.float()) if temperature == 1.0 else (lambda x: x.float() / temperature)
+    fixed = {"seed": 0, "offset": 0}  # else they are read from torch's generator, which no graph can record
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x if temperature == 1.0 else x.float() / temperature
+
+    def probs(x: torch.Tensor) -> torch.Tensor:
+        return sampling.softmax(x, temperature)
+
     if not options:
-        return lambda x: sampling.sampling_from_logits(scaled(x))
+        return lambda x: sampling.sampling_from_logits(scaled(x), **fixed)
     if options.keys() == {"top_p"}:
-        return lambda x: sampling.top_p_sampling_from_probs(scaled(x).softmax(1), options["top_p"])
+        return lambda x: sampling.top_p_sampling_from_probs(probs(x), options["top_p"], **fixed)
     if options.keys() == {"top_k", "top_p"}:
         return lambda x: sampling.top_k_top_p_sampling_from_logits(
-            scaled(x), options["top_k"], options["top_p"], filter_apply_order="top_k_first"
+            scaled(x), options["top_k"], options["top_p"], filter_apply_order="top_k_first", **fixed
         )
     if options.keys() == {"min_p"}:
-        return lambda x: sampling.min_p_sampling_from_probs(scaled(x).softmax(1), options["min_p"])
+        return lambda x: sampling.min_p_sampling_from_probs(probs(x), options["min_p"], **fixed)
     return None
 
 
