@@ -17,7 +17,8 @@ from model_states.config import ModelConfig
 from model_states.errors import CapabilityError
 from model_states.hookspecs import hookimpl
 from model_states.interface import Component
-from model_states.kernels.cross_attention import CrossRows, cross_attention, scratch_sizes
+from model_states.kernels.cross_attention import CrossRows, cross_attention
+from model_states.kernels.cross_attention_step import scratch_sizes
 from model_states.kernels.write_entries import Entries
 from model_states.recording import CudaRecorder
 from model_states.staged import StagedTensor

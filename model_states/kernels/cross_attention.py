@@ -10,13 +10,9 @@ Tokens at or past query_start_loc[-1] get zeros. query [num_tokens, num_heads, h
 key_pool and value_pool are `Entries` [num_entries, num_kv_heads, max_len, head_size]; idx_mapping int32 [num_rows],
 query_start_loc int32 [num_rows + 1], entries and lengths int32 [num_slots].
 
-In a step whose rows have one query each a program takes a row, a head and a part of the positions, and the last one
-that is done joins the parts: with m_i, l_i, a_i the maximum, sum and weighted values of part i and m the largest m_i,
-
-    out = sum_i exp(m_i - m) a_i / sum_i exp(m_i - m) l_i
-
-Else a program takes a tile of a row's queries: tile j of row b is program query_start_loc[b] // tile + b + j. These
-ranges never overlap, so num_tokens // tile + num_rows programs are enough, whatever the lengths are.
+A step whose rows have one query each is `cross_attention_step`'s. Else a program takes a tile of a row's queries: tile
+j of row b is program query_start_loc[b] // tile + b + j. These ranges never overlap, so num_tokens // tile + num_rows
+programs are enough, whatever the lengths are.
 """
 
 from __future__ import annotations
@@ -33,8 +29,6 @@ from model_states.kernels.write_entries import Entries
 
 _TILE = 16  # queries of a program; the least that a tensor core takes
 _SEARCHED = 256  # rows that a program looks through at a time
-_PROGRAMS = 320  # that read at the rate of the memory
-MAX_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +40,6 @@ class CrossRows:
     entries: torch.Tensor
     lengths: torch.Tensor
     max_query_len: int
-
-
-def num_parts(num_rows: int, num_heads: int) -> int:
-    """Parts that the positions of a row are cut into: more where there are few rows and heads."""
-    return max(1, min(MAX_PARTS, _PROGRAMS // (num_rows * num_heads)))
-
-
-def scratch_sizes(num_rows: int, num_heads: int, head_size: int) -> tuple[int, int]:
-    """What a step of so many rows needs: fp32 numbers for its parts, and int32 counters that are 0."""
-    parts = num_parts(num_rows, num_heads)
-    items = num_rows * num_heads if parts > 1 else 0
-    return parts * items * (head_size + 2), items
 
 
 def cross_attention_torch(
@@ -101,24 +83,23 @@ def _attend(
     q,
     keys,
     values,
-    first,
-    last,
+    length,
     scale,
     HEAD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Maximum [TILE] (of scores in base 2), sum [TILE] and weighted values [TILE, BLOCK_D] of [first, last)."""
+) -> tuple[tl.tensor, tl.tensor]:
+    """Sum of weights [TILE] and weighted values [TILE, BLOCK_D]."""
     maximum = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     acc = tl.zeros([TILE, BLOCK_D], tl.float32)
     d = tl.arange(0, BLOCK_D)
-    for n0 in range(first, last, BLOCK_N):
+    for n0 in range(0, length, BLOCK_N):
         n = n0 + tl.arange(0, BLOCK_N)
         # What lies behind an entry's length may be NaN, which a weight of 0 would not silence: it is not read.
-        inside = n < last
+        inside = n < length
         k = tl.load(
             keys + n[None, :] * HEAD_SIZE + d[:, None],
             mask=inside[None, :] & (d < HEAD_SIZE)[:, None],
@@ -138,32 +119,12 @@ def _attend(
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         maximum = new_maximum
-    return maximum, total, acc
+    return total, acc
 
 
-@triton.jit
-def _join(out, cells, parts, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr) -> None:
-    """Write the result of a row and a head out of its parts, of HEAD_SIZE + 2 numbers each."""
-    p, d = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_D)
-    at = cells + p * (HEAD_SIZE + 2)
-    # Other multiprocessors wrote them: not from this one's own cache.
-    maxima = tl.load(at, mask=p < parts, other=float("-inf"), cache_modifier=".cg")
-    totals = tl.load(at + 1, mask=p < parts, other=0.0, cache_modifier=".cg")
-    maximum = tl.max(maxima, 0)
-    # Without any position the maximum is -inf, and -inf - -inf NaN.
-    shares = tl.exp2(maxima - tl.where(maximum == float("-inf"), 0.0, maximum))
-    loads = (p < parts)[:, None] & (d < HEAD_SIZE)[None, :]
-    values = tl.load(at[:, None] + 2 + d[None, :], mask=loads, other=0.0, cache_modifier=".cg")
-    total = tl.sum(totals * shares, 0)
-    result = tl.sum(values * shares[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + d, result.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "parts"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _cross_attention_kernel(
     out,
-    scratch,
-    arrived,
     query,
     key_pool,
     key_scales,
@@ -175,7 +136,6 @@ def _cross_attention_kernel(
     lengths,
     num_rows,
     num_tokens,
-    parts,
     max_len,
     token_stride,
     head_stride,
@@ -184,12 +144,9 @@ def _cross_attention_kernel(
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     IS_INT8: tl.constexpr,
-    ONE_QUERY: tl.constexpr,
-    SPLIT: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_P: tl.constexpr,
     SEARCHED: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -197,28 +154,19 @@ def _cross_attention_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    head, part = tl.program_id(1), tl.program_id(2)
+    tile, head = tl.program_id(0), tl.program_id(1)
     m, d = tl.arange(0, TILE), tl.arange(0, BLOCK_D)
-    if ONE_QUERY:
-        row = tl.program_id(0)
-        first_query = 0
-    else:
-        tile = tl.program_id(0)
-        # Tiles that reach past the last token write what is padding of them.
-        last_token = tl.load(query_start_loc + num_rows)
-        tokens = tile * TILE + m
-        padding = (tokens >= last_token) & (tokens < num_tokens)
-        target = out + (tokens.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_SIZE + d[None, :]
-        zeros = tl.zeros([TILE, BLOCK_D], out.dtype.element_ty)
-        tl.store(target, zeros, mask=padding[:, None] & (d < HEAD_SIZE)[None, :])
-        row = _row_of_tile(query_start_loc, num_rows, tile, TILE, SEARCHED)
-        first_query = (tile - tl.load(query_start_loc + row) // TILE - row) * TILE
+    # Tiles that reach past the last token write what is padding of them.
+    last_token = tl.load(query_start_loc + num_rows)
+    tokens = tile * TILE + m
+    padding = (tokens >= last_token) & (tokens < num_tokens)
+    target = out + (tokens.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_SIZE + d[None, :]
+    zeros = tl.zeros([TILE, BLOCK_D], out.dtype.element_ty)
+    tl.store(target, zeros, mask=padding[:, None] & (d < HEAD_SIZE)[None, :])
+    row = _row_of_tile(query_start_loc, num_rows, tile, TILE, SEARCHED)
+    first_query = (tile - tl.load(query_start_loc + row) // TILE - row) * TILE
     start = tl.load(query_start_loc + row)
     query_len = tl.load(query_start_loc + row + 1) - start
-    if ONE_QUERY:
-        # Padding rows come last, and token b of such a step is row b's.
-        start = row
-        query_len = 1
     if first_query >= query_len:
         return
     slot = tl.load(idx_mapping + row)
@@ -237,14 +185,11 @@ def _cross_attention_kernel(
         unit = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)[:, None]
         q = (q / unit).to(tl.float32 if PRECISION == "ieee" else tl.float16)
         scale *= unit
-    part_len = tl.cdiv(tl.cdiv(length, parts), BLOCK_N) * BLOCK_N
-    first = part * part_len
-    maximum, total, acc = _attend(
+    total, acc = _attend(
         q,
         key_pool + base,
         value_pool + base,
-        first,
-        tl.minimum(first + part_len, length),
+        length,
         scale,
         HEAD_SIZE,
         TILE,
@@ -254,26 +199,9 @@ def _cross_attention_kernel(
     )
     if IS_INT8:
         acc *= tl.load(value_scales + entry * HEAD_SIZE + d, mask=has_scale, other=0.0)[None, :]
-    if SPLIT:
-        # One query: row 0 of the tile is all there is.
-        is_first = m == 0
-        item = row * NUM_HEADS + head
-        cells = scratch + item.to(tl.int64) * parts * (HEAD_SIZE + 2)
-        cell = cells + part * (HEAD_SIZE + 2)
-        zero = m * 0
-        tl.store(cell + zero, maximum, mask=is_first)
-        tl.store(cell + 1 + zero, total, mask=is_first)
-        tl.store(
-            cell + 2 + zero[:, None] + d[None, :], acc, mask=is_first[:, None] & (d < HEAD_SIZE)[None, :]
-        )
-        tl.debug_barrier()  # all of it is written before it is counted
-        if tl.atomic_add(arrived + item, 1, sem="acq_rel") == parts - 1:
-            tl.store(arrived + item, 0)  # as the next launch wants it
-            _join(out + item * HEAD_SIZE, cells, parts, HEAD_SIZE, BLOCK_D, BLOCK_P)
-    else:
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        target = out + (tokens * NUM_HEADS + head)[:, None] * HEAD_SIZE + d[None, :]
-        tl.store(target, result.to(out.dtype.element_ty), mask=is_query)
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    target = out + (tokens * NUM_HEADS + head)[:, None] * HEAD_SIZE + d[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=is_query)
 
 
 def cross_attention_triton(
@@ -286,39 +214,29 @@ def cross_attention_triton(
     scratch: torch.Tensor,
     arrived: torch.Tensor,
 ) -> None:
-    """Launch over (rows or tiles, heads, parts)."""
-    num_tokens, num_heads, head_size = query.shape
-    num_rows, one_query = len(rows.idx_mapping), rows.max_query_len == 1
-    is_int8 = key_pool.scales is not None
-    if one_query and is_int8:
-        cross_attention_step_triton(out, query, key_pool, value_pool, rows, scale, scratch, arrived)
+    """Launch over (tiles, heads), or as the step's kernel does."""
+    if rows.max_query_len == 1:
+        pools, tables = (key_pool, value_pool), (rows.idx_mapping, rows.entries, rows.lengths)
+        cross_attention_step_triton(out, query, *pools, *tables, scale, scratch, arrived)
         return
-    assert not one_query or num_tokens == num_rows, "a step of one query a row is padded to as many rows"
-    parts = num_parts(num_rows, num_heads) if one_query else 1
-    num_tiles = num_rows if one_query else num_tokens // _TILE + num_rows
-    # Measured on an H200: long strides of four warps read no faster, and these fit beside programs of a large product.
-    block_n, num_warps, num_stages = (32, 1, 4) if one_query else (64, 4, 3)
+    num_tokens, num_heads, head_size = query.shape
+    num_rows = len(rows.idx_mapping)
     is_wide = query.element_size() == 4
-    block_d = max(16, triton.next_power_of_2(head_size))
-    _cross_attention_kernel[(num_tiles, num_heads, parts)](
-        *(out, scratch, arrived, query),
-        *(key_pool.values, key_pool.scales, value_pool.values, value_pool.scales),
+    _cross_attention_kernel[(num_tokens // _TILE + num_rows, num_heads)](
+        *(out, query, key_pool.values, key_pool.scales, value_pool.values, value_pool.scales),
         *(rows.idx_mapping, rows.query_start_loc, rows.entries, rows.lengths),
-        *(num_rows, num_tokens, parts, key_pool.values.shape[2], query.stride(0), query.stride(1), scale),
+        *(num_rows, num_tokens, key_pool.values.shape[2], query.stride(0), query.stride(1), scale),
         NUM_HEADS=num_heads,
         GROUP=num_heads // key_pool.values.shape[1],
         HEAD_SIZE=head_size,
-        IS_INT8=is_int8,
-        ONE_QUERY=one_query,
-        SPLIT=parts > 1,
+        IS_INT8=key_pool.scales is not None,
         TILE=_TILE,
-        BLOCK_N=32 if is_wide else block_n,
-        BLOCK_D=block_d,
-        BLOCK_P=MAX_PARTS,
+        BLOCK_N=32 if is_wide else 64,
+        BLOCK_D=max(16, triton.next_power_of_2(head_size)),
         SEARCHED=_SEARCHED,
         PRECISION="ieee" if is_wide else "tf32",
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_warps=4,
+        num_stages=3,
         **programmatic_launch(query),
     )
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from model_states.kernels import cross_attention as kernel
 from model_states.kernels import cross_attention_step as step
 from model_states.kernels.cross_attention import CrossRows, cross_attention_torch, cross_attention_triton
 from model_states.kernels.write_entries import Entries
@@ -67,13 +66,12 @@ def _case(
 )
 @pytest.mark.parametrize(("parts", "is_int8"), [(1, False), (3, False), (1, True), (3, True)])
 def test_kernel_equals_twin(query_lens, padding, heads, parts, is_int8, device, monkeypatch):
-    for module in (kernel, step):
-        monkeypatch.setattr(module, "num_parts", lambda num_rows, num_heads: parts)
+    monkeypatch.setattr(step, "num_parts", lambda num_rows, num_heads: parts)
     query, keys, values, rows = _case(device, query_lens, padding, *heads, is_int8=is_int8)
     out, expected = (torch.full(query.shape, POISON, device=device) for _ in range(2))
     cross_attention_torch(expected, query, keys, values, rows, 0.3)
     close = {"rtol": 1e-3, "atol": 1e-3} if is_int8 else {"rtol": 1e-5, "atol": 1e-5}
-    num_values, num_counters = kernel.scratch_sizes(len(rows.idx_mapping), *heads[::2])
+    num_values, num_counters = step.scratch_sizes(len(rows.idx_mapping), *heads[::2])
     scratch = torch.full((num_values,), POISON, device=device)
     arrived = torch.zeros(num_counters, dtype=torch.int32, device=device)
     for _ in range(2):  # the counters are as they were
@@ -100,7 +98,7 @@ def test_twin_is_attention_over_the_entry(device):
 
 
 def test_few_rows_are_cut_into_more_parts():
-    assert kernel.num_parts(1, 20) == kernel.MAX_PARTS
-    assert kernel.num_parts(256, 20) == 1
-    assert kernel.scratch_sizes(256, 20, 64) == (0, 0)
-    assert kernel.scratch_sizes(1, 20, 64) == (kernel.MAX_PARTS * 20 * 66, 20)
+    assert step.num_parts(1, 20) == step.MAX_PARTS
+    assert step.num_parts(256, 20) == 1
+    assert step.scratch_sizes(256, 20, 64) == (0, 0)
+    assert step.scratch_sizes(1, 20, 64) == (step.MAX_PARTS * 20 * 66, 20)
