@@ -65,6 +65,28 @@ def test_text_equals_transformers_generate(tmp_path: Path, drained: Drained) -> 
     _check(llm, [_read(*case) for case in TEXTS], references, "text")
 
 
+def test_entries_of_8_bits_are_those_of_the_cpu(tmp_path: Path, drained: Drained) -> None:
+    """One token after each prompt by both kernels' twins; then steps of one token, out of graphs."""
+    save_speech_model(tmp_path)
+    options = {**OPTIONS, "dtype": "float32", "model_options": {"cross_attention_dtype": "int8"}}
+    first = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=20)
+    prompts = [ask(*case) for case in SPEECH]
+    by_device = []
+    for device in ("cpu", "cuda"):
+        llm = drained(str(tmp_path), probe=ask(99, [3, 5]), **{**options, "device": device})
+        by_device.append([output.outputs[0] for output in llm.generate(prompts, first)])
+    for expected, found in zip(*by_device, strict=True):
+        assert found.token_ids == expected.token_ids
+        for one, other in zip(expected.logprobs, found.logprobs, strict=True):
+            for token in one.keys() & other.keys():
+                # What is rounded to the other side moves a value by a step, 1/127 of the largest.
+                assert abs(one[token].logprob - other[token].logprob) < 0.01
+    plain = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    runs = [[output.outputs[0].token_ids for output in llm.generate(prompts, plain)] for _ in range(4)]
+    assert runs[1:] == runs[:-1]
+    assert llm.stats().step_ways["step graph"] > 0
+
+
 def test_steps_with_new_audio_never_synchronise(tmp_path: Path, drained: Drained) -> None:
     generation = {"no_timestamps_token_id": 120, "suppress_tokens": [5, 9], "begin_suppress_tokens": [7]}
     save_speech_model(tmp_path, **generation)
