@@ -14,14 +14,15 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from model_states.kernels.act_mul import silu
 from model_states.kernels.dispatch import use_triton
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import RecurrentStep
 
-# Measured on an H200: of 32 x 64, 16 x 128 and larger tiles the first took the least time for 8,192 tokens.
-_BLOCK_T, _BLOCK_D = 32, 64
-_BLOCK_D_STATE = 128
+# A warp takes 8 channels a thread, and so many tokens that few inputs are read twice and registers suffice.
+_BLOCK_T, _BLOCK_D = 8, 256
+_BLOCK_D_STATE, _MAX_PARTS = 128, 16
 # In a decode step each of 64 threads takes 8 channels, which is one load for each input.
 _BLOCK_D_DECODE, _WARPS_DECODE = 512, 2
 
@@ -98,36 +99,54 @@ def _causal_conv_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
-    row = tl.load(token_rows + tokens, mask=tokens < num_tokens, other=-1)
-    is_real = row >= 0
-    row = tl.maximum(row, 0)
-    start = tl.load(query_start_loc + row)
-    source = tl.load(source_rows + row).to(tl.int64)
-    acc = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)
-    x_at = x + tokens[:, None].to(tl.int64) * x_stride + d
-    weight_at = weight + d * d_stride
-    if tl.min((is_real & (tokens - (WIDTH - 1) >= start)).to(tl.int32), 0) > 0:
-        # Most tiles: all of their tokens are real, and see none that a state would have to hold.
-        for k in tl.static_range(WIDTH):
-            new = tl.load(x_at + (k - (WIDTH - 1)) * x_stride, mask=d < SIZE, other=0.0).to(tl.float32)
-            acc += new * tl.load(weight_at + k * k_stride, mask=d < SIZE, other=0.0).to(tl.float32)
-    else:
-        for k in tl.static_range(WIDTH):
-            token = tokens - (WIDTH - 1) + k
-            is_new = (is_real & (token >= start))[:, None] & (d < SIZE)
-            is_old = (is_real & (token < start))[:, None] & (d < SIZE)
-            new = tl.load(x_at + (k - (WIDTH - 1)) * x_stride, mask=is_new, other=0.0).to(tl.float32)
-            place = source * (WIDTH - 1) + (WIDTH - 1) + token - start
-            old = tl.load(pool + place[:, None] * SIZE + d, mask=is_old, other=0.0).to(tl.float32)
-            acc += (new + old) * tl.load(weight_at + k * k_stride, mask=d < SIZE, other=0.0).to(tl.float32)
+    begin = tl.program_id(0) * BLOCK_T
+    end = tl.minimum(begin + BLOCK_T, num_tokens)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = d < SIZE
+    factors = ()
+    for k in tl.static_range(WIDTH):
+        factor = tl.load(weight + d * d_stride + k * k_stride, mask=inside, other=0.0)
+        factors += (factor.to(tl.float32),)  # type: ignore[assignment]
+    added = tl.zeros((BLOCK_D,), tl.float32)
     if HAS_BIAS:
-        acc += tl.load(bias + d, mask=d < SIZE, other=0.0).to(tl.float32)
-    if SILU:
-        acc = acc * tl.sigmoid(acc)
-    target = out + tokens[:, None].to(tl.int64) * SIZE + d
-    tl.store(target, acc.to(out.dtype.element_ty), mask=is_real[:, None] & (d < SIZE))
+        added += tl.load(bias + d, mask=inside, other=0.0).to(tl.float32)
+    row, last_row = tl.load(token_rows + begin), tl.load(token_rows + end - 1)
+    start = tl.load(query_start_loc + tl.maximum(row, 0))
+    is_whole = (row >= 0) & (row == last_row) & (end - begin == BLOCK_T)
+    if is_whole & (begin - (WIDTH - 1) >= start):
+        # Most tiles: one row's tokens, which see none that a state would have to hold. All inputs are asked for before
+        # anything is written, since no read may pass a write.
+        at = x + begin.to(tl.int64) * x_stride + d
+        inputs = ()
+        for i in tl.static_range(BLOCK_T + WIDTH - 1):
+            new = tl.load(at + (i - (WIDTH - 1)) * x_stride, mask=inside, other=0.0)
+            inputs += (new,)  # type: ignore[assignment]
+        for i in tl.static_range(BLOCK_T):
+            acc = added
+            for k in tl.static_range(WIDTH):
+                acc += inputs[i + k].to(tl.float32) * factors[k]
+            if SILU:
+                acc = silu(acc)
+            target = out + (begin + i).to(tl.int64) * SIZE + d
+            tl.store(target, acc.to(out.dtype.element_ty), mask=inside)
+    else:
+        for offset in range(end - begin):
+            token = begin + offset
+            row = tl.load(token_rows + token)
+            if row >= 0:
+                start = tl.load(query_start_loc + row)
+                source = tl.load(source_rows + row).to(tl.int64) * (WIDTH - 1) * SIZE
+                acc = added
+                for k in tl.static_range(WIDTH):
+                    i = token - start - (WIDTH - 1) + k
+                    new_at = x + (start + i).to(tl.int64) * x_stride + d
+                    new = tl.load(new_at, mask=d < tl.where(i >= 0, SIZE, 0), other=0.0)
+                    old_at = pool + source + (WIDTH - 1 + i) * SIZE + d
+                    old = tl.load(old_at, mask=d < tl.where(i < 0, SIZE, 0), other=0.0)
+                    acc += (new.to(tl.float32) + old.to(tl.float32)) * factors[k]
+                if SILU:
+                    acc = silu(acc)
+                tl.store(out + token.to(tl.int64) * SIZE + d, acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -165,8 +184,9 @@ def _keep_states_kernel(
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PARTS: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0)
+    row, part = tl.program_id(0), tl.program_id(2)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     start = tl.load(query_start_loc + row)
     num_tokens = tl.load(query_start_loc + row + 1) - start
@@ -176,14 +196,16 @@ def _keep_states_kernel(
         source = tl.load(source_rows + row).to(tl.int64)
         final = tl.load(final_rows + row).to(tl.int64)
         scratch = tl.load(scratch_rows + row).to(tl.int64)
-        if scratch > 0:
-            for i in range(num_tokens - 1):
-                _keep_inputs(x, x_stride, pool, source, scratch + i, start, i + 1, d, SIZE, WIDTH)
-        _keep_inputs(x, x_stride, pool, source, final, start, num_tokens, d, SIZE, WIDTH)
-        # Backwards: the first block's row may be the source.
-        last_block = (end - 1) // BLOCK_SIZE
-        for i in range(last_block - computed // BLOCK_SIZE):
-            block = last_block - i
+        num_blocks = (end - 1) // BLOCK_SIZE - computed // BLOCK_SIZE
+        if part == 0:
+            if scratch > 0:
+                for i in range(num_tokens - 1):
+                    _keep_inputs(x, x_stride, pool, source, scratch + i, start, i + 1, d, SIZE, WIDTH)
+            _keep_inputs(x, x_stride, pool, source, final, start, num_tokens, d, SIZE, WIDTH)
+        # Backwards, and the first block comes last in part 0: its row may be the source, which the others do not read.
+        num_mine = tl.cdiv(num_blocks - part, PARTS)
+        for i in range(num_mine):
+            block = computed // BLOCK_SIZE + 1 + part + (num_mine - 1 - i) * PARTS
             target = tl.load(block_table + row.to(tl.int64) * block_table_stride + block - 1).to(tl.int64)
             num_new = block * BLOCK_SIZE - computed
             _keep_inputs(x, x_stride, pool, source, target, start, num_new, d, SIZE, WIDTH)
@@ -220,21 +242,22 @@ def _decode_kernel(
     if HAS_BIAS:
         acc += tl.load(bias + d, mask=inside, other=0.0).to(tl.float32)
     # The step before wrote the state, so it may be read ahead of the product that makes x.
+    inputs = ()
     for k in tl.static_range(WIDTH - 1):
-        old = tl.load(pool + source + k * SIZE + d, mask=is_real, other=0.0).to(tl.float32)
-        acc += old * tl.load(weight + d * d_stride + k * k_stride, mask=inside, other=0.0).to(tl.float32)
+        old = tl.load(pool + source + k * SIZE + d, mask=is_real, other=0.0)
+        factor = tl.load(weight + d * d_stride + k * k_stride, mask=inside, other=0.0).to(tl.float32)
+        acc += old.to(tl.float32) * factor
+        inputs += (old,)  # type: ignore[assignment]
     factor = tl.load(weight + d * d_stride + (WIDTH - 1) * k_stride, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     new = tl.load(x + row * x_stride + d, mask=is_real, other=0.0)
     acc += new.to(tl.float32) * factor
-    # All inputs are asked for before one is moved, since no read may pass a write; these second reads hit the cache.
     for k in tl.static_range(WIDTH - 2):
-        moved = tl.load(pool + source + (k + 1) * SIZE + d, mask=is_real, other=0.0)
-        tl.store(pool + target + k * SIZE + d, moved, mask=is_real)
+        tl.store(pool + target + k * SIZE + d, inputs[k + 1], mask=is_real)
     tl.store(pool + target + (WIDTH - 2) * SIZE + d, new.to(pool.dtype.element_ty), mask=is_real)
     if SILU:
-        acc = acc * tl.sigmoid(acc)
+        acc = silu(acc)
     tl.store(out + row * SIZE + d, tl.where(is_real, acc, 0.0).to(out.dtype.element_ty), mask=inside)
 
 
@@ -274,8 +297,12 @@ def causal_conv_triton(
         **flags,
         BLOCK_T=_BLOCK_T,
         BLOCK_D=_BLOCK_D,
+        num_warps=1,
     )
-    _keep_states_kernel[(num_rows, triton.cdiv(size, _BLOCK_D_STATE))](
+    # Long rows keep many states. A block's inputs must be new ones for parts to take turns.
+    parts = min(len(x) // (num_rows * step.block_size), _MAX_PARTS) if step.block_size >= width else 1
+    parts = triton.next_power_of_2(max(parts, 1))
+    _keep_states_kernel[(num_rows, triton.cdiv(size, _BLOCK_D_STATE), parts)](
         x,
         x.stride(0),
         pool,
@@ -290,6 +317,7 @@ def causal_conv_triton(
         WIDTH=width,
         BLOCK_SIZE=step.block_size,
         BLOCK_D=_BLOCK_D_STATE,
+        PARTS=parts,
     )
 
 

@@ -8,16 +8,17 @@ from mamba.step_cases import DECODE, MIXED, NUM_PADDING, expected_states, make_p
 
 from model_states.kernels import causal_conv
 
+LONG = (4, [(3, 70, False)])  # its states are kept by several programs
 OPS = [causal_conv.causal_conv_torch, causal_conv.causal_conv_triton]
 
 
 @pytest.mark.parametrize("width", [4, 3])
-@pytest.mark.parametrize(("block_size", "rows"), [*MIXED, DECODE])
+@pytest.mark.parametrize(("block_size", "rows"), [*MIXED, LONG, DECODE])
 @pytest.mark.parametrize("op", OPS)
 def test_equals_the_whole_convolution(op, block_size, rows, width, device) -> None:
     torch.manual_seed(2)
     size, silu = 37, width == 4
-    step = make_step(rows, block_size, device)
+    step = make_step(rows, block_size, device, max_blocks=20)
     num_tokens = len(step.token_rows)
     x = torch.randn(num_tokens, 2 * size, device=device)[:, size:]  # tokens apart
     weight, bias = torch.randn(width, size, device=device).T, torch.randn(size, device=device)

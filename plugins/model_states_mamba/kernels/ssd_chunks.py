@@ -1,12 +1,16 @@
 """Rows of several tokens through the state space of Mamba-2 (`ssd_scan`), in two kernels.
 
-The first walks each row and leaves, beside the states that are kept, the one that every chunk starts from, and every
-time step; the second takes all chunks at once. Chunk k of a row, counted from where the row begins, has the row's
-first slot + k of starts [num_slots, H, P, N], which is not written where a row begins with nothing.
+The first walks each row and leaves, beside the states that are kept, the one that every chunk starts from, and two
+numbers of every token; the second takes all chunks at once. Chunk k of a row, counted from where the row begins, has
+the row's first slot + k of starts [num_slots, H, P, N], which is not written where a row begins with nothing.
+
+Decays are powers of two: with l the sum of s a / log(2) over a chunk's tokens up to t, decays [num_tokens, H] holds
+l[t] and leads [num_tokens, H] l[t] - log2(s[t]), so that t gathers 2^(decays[t] - leads[u]) (c[t] . b[u]) x[u].
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -25,6 +29,8 @@ from model_states_mamba.kernels.ssd_parts import (
 )
 
 _CHUNK: Final = 64
+# Heads that a program of the second kernel takes in turn, and those whose inputs are on their way.
+_HEADS, _STAGES = 6, 3
 _PIECE_N: Final = 128  # columns of a state that a program of the first kernel takes
 
 
@@ -57,7 +63,8 @@ def _ssd_states_kernel(
     block_table,
     block_table_stride,
     starts,
-    time_steps,
+    decays,
+    leads,
     X_STRIDE: tl.constexpr,
     DT_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
@@ -93,31 +100,38 @@ def _ssd_states_kernel(
         source = tl.load(source_rows + row).to(tl.int64)
         final = tl.load(final_rows + row)
         scratch = tl.load(scratch_rows + row)
-        rate, bias = tl.load(a + head), tl.load(dt_bias + head)
+        rate, bias = tl.load(a + head) * 1.4426950408889634, tl.load(dt_bias + head)
         state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
         first_slot = _first_slot(start, row, CHUNK) - computed // CHUNK
         unit, num_chunks = row_chunks(computed, end, scratch, CHUNK)
+        # A row with drafts goes token by token, but its outputs come in chunks too: the chunk's decay so far.
+        before = 0.0
         for k in range(num_chunks):
             first, last = chunk_bounds(computed, end, unit, k)
-            # A row with drafts goes token by token, but its outputs come in chunks too.
+            begin = (start + first - computed).to(tl.int64)
+            has_t = t < last - first
+            raw = tl.load(dt + (begin * DT_STRIDE + head) + t * DT_STRIDE, mask=has_t, other=0.0)
+            x_at = x + (begin * X_STRIDE + channel) + t[:, None] * X_STRIDE + p[None, :]
+            xs = tl.load(x_at, mask=has_t[:, None] & has_p[None, :], other=0.0)
+            b_at = b + (begin * B_STRIDE + column) + t[:, None] * B_STRIDE + n[None, :]
+            bs = tl.load(b_at, mask=has_t[:, None] & has_n[None, :], other=0.0)
             if (k > 0) & (first % CHUNK == 0) | (k == 0) & (source > 0):
                 slot = (first_slot + first // CHUNK).to(tl.int64)
                 tl.store(
                     starts + slot * pool_stride + place, state.to(starts.dtype.element_ty), mask=has_state
                 )
-            begin = (start + first - computed).to(tl.int64)
-            has_t = t < last - first
-            raw = tl.load(dt + (begin * DT_STRIDE + head) + t * DT_STRIDE, mask=has_t, other=0.0)
             seconds = tl.where(has_t, time_step(raw.to(tl.float32) + bias, dt_low, dt_high), 0.0)
-            tl.store(time_steps + (begin * NUM_HEADS + head) + t * NUM_HEADS, seconds, mask=has_t)
             decay = tl.cumsum(seconds * rate, 0)
             total = tl.sum(seconds * rate, 0)
-            x_at = x + (begin * X_STRIDE + channel) + t[:, None] * X_STRIDE + p[None, :]
-            xs = tl.load(x_at, mask=has_t[:, None] & has_p[None, :], other=0.0)
-            b_at = b + (begin * B_STRIDE + column) + t[:, None] * B_STRIDE + n[None, :]
-            bs = tl.load(b_at, mask=has_t[:, None] & has_n[None, :], other=0.0)
-            left = (xs.to(tl.float32) * (tl.exp(total - decay) * seconds)[:, None]).to(xs.dtype)
-            state = tl.dot(tl.trans(left), bs, state * tl.exp(total), input_precision="ieee")
+            # A time step of 0 has no logarithm: one of 2^-123 adds nothing either.
+            lead = decay - tl.log2(tl.maximum(seconds, 1e-37))
+            before = tl.where(first % CHUNK == 0, 0.0, before)
+            token = (begin * NUM_HEADS + head) + t * NUM_HEADS
+            tl.store(decays + token, before + decay, mask=has_t)
+            tl.store(leads + token, before + lead, mask=has_t)
+            before += total
+            left = (xs.to(tl.float32) * tl.exp2(total - lead)[:, None]).to(xs.dtype)
+            state = tl.dot(tl.trans(left), bs, state * tl.exp2(total), input_precision="ieee")
             table = block_table + row.to(tl.int64) * block_table_stride
             own, block = chunk_targets(computed, end, last, final, scratch, table, BLOCK_SIZE)
             kept = state.to(pool.dtype.element_ty)
@@ -144,14 +158,14 @@ def _ssd_outputs_kernel(
     x,
     b,
     c,
-    a,
     d,
     query_start_loc,
     seq_lens,
     source_rows,
     num_rows,
     starts,
-    time_steps,
+    decays,
+    leads,
     y,
     gate,
     GATE_STRIDE: tl.constexpr,
@@ -171,8 +185,10 @@ def _ssd_outputs_kernel(
     HAS_GATE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     GATE_LAST: tl.constexpr,
+    HEADS: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    head, slot = tl.program_id(0), tl.program_id(1)
+    first_head, slot = tl.program_id(0) * HEADS, tl.program_id(1)
     row = _row_of_slot(slot, query_start_loc, num_rows, CHUNK, 256)
     start = tl.load(query_start_loc + row)
     num_tokens = tl.load(query_start_loc + row + 1) - start
@@ -184,42 +200,46 @@ def _ssd_outputs_kernel(
     if (num_tokens > 1) & (first < end):
         first_p = tl.program_id(2) * BLOCK_P
         p, n, t = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_T)
-        has_p, has_n, has_t = p < HEAD_SIZE - first_p, n < STATE_SIZE, t < last - first
+        num_channels = HEAD_SIZE - first_p
+        has_p, has_n, has_t = p < num_channels, n < STATE_SIZE, t < last - first
         has_x, has_b = has_t[:, None] & has_p[None, :], has_t[:, None] & has_n[None, :]
-        channel = head * HEAD_SIZE + first_p
-        column = head // (NUM_HEADS // NUM_GROUPS) * STATE_SIZE
+        column = first_head // (NUM_HEADS // NUM_GROUPS) * STATE_SIZE
         begin = (start + first - computed).to(tl.int64)
-        rate, skip = tl.load(a + head), tl.load(d + head)
         c_at = c + (begin * C_STRIDE + column) + t[:, None] * C_STRIDE + n[None, :]
         cs = tl.load(c_at, mask=has_b, other=0.0)
         b_at = b + (begin * B_STRIDE + column) + t[:, None] * B_STRIDE + n[None, :]
         bs = tl.load(b_at, mask=has_b, other=0.0)
-        x_at = x + (begin * X_STRIDE + channel) + t[:, None] * X_STRIDE + p[None, :]
-        xs = tl.load(x_at, mask=has_x, other=0.0)
-        # Read, since several threads need each, and would compute it again.
-        seconds = tl.load(time_steps + (begin * NUM_HEADS + head) + t * NUM_HEADS, mask=has_t, other=0.0)
-        decay = tl.cumsum(seconds * rate, 0)
-        ys = tl.zeros((BLOCK_T, BLOCK_P), tl.float32)
-        if (k > 0) | (source > 0):
+        # The same for all heads of a group; nothing comes from later tokens.
+        both = tl.dot(cs, tl.trans(bs), input_precision="ieee")
+        both = tl.where(t[:, None] >= t[None, :], both, 0.0)
+        has_start = p < tl.where((k > 0) | (source > 0), num_channels, 0)
+        for i in tl.range(0, HEADS, num_stages=STAGES):
+            head = first_head + i
+            channel = head * HEAD_SIZE + first_p
+            x_at = x + (begin * X_STRIDE + channel) + t[:, None] * X_STRIDE + p[None, :]
+            xs = tl.load(x_at, mask=has_x, other=0.0)
             state_at = starts + (slot.to(tl.int64) * NUM_HEADS * HEAD_SIZE + channel) * STATE_SIZE
             state_at += p[:, None] * STATE_SIZE + n[None, :]
-            state = tl.load(state_at, mask=has_p[:, None] & has_n[None, :], other=0.0)
-            ys = tl.dot(cs, tl.trans(state), input_precision="ieee") * tl.exp(decay)[:, None]
-        between = tl.where(t[:, None] >= t[None, :], decay[:, None] - decay[None, :], float("-inf"))
-        gathered = tl.dot(cs, tl.trans(bs), input_precision="ieee") * tl.exp(between) * seconds[None, :]
-        ys = tl.dot(gathered.to(xs.dtype), xs, ys, input_precision="ieee")
-        ys += skip * xs.to(tl.float32)
-        gates, factors = 0.0, 1.0
-        if HAS_GATE:
-            gate_at = gate + (begin * GATE_STRIDE + channel) + t[:, None] * GATE_STRIDE + p[None, :]
-            gates = tl.load(gate_at, mask=has_x, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            factors = tl.load(norm_weight + channel + p, mask=has_p, other=0.0).to(tl.float32)[None, :]
-        squares_at = squares + ((begin + t) * NUM_HEADS + head) * tl.num_programs(2) + tl.program_id(2)
-        ys = gated(ys, gates, factors, squares_at, has_t, HAS_GATE, HAS_NORM, GATE_LAST)
-        Y_STRIDE: tl.constexpr = NUM_HEADS * HEAD_SIZE
-        target = y + (begin * Y_STRIDE + channel) + t[:, None] * Y_STRIDE + p[None, :]
-        tl.store(target, ys.to(y.dtype.element_ty), mask=has_x)
+            state = tl.load(state_at, mask=has_start[:, None] & has_n[None, :], other=0.0)
+            token = (begin * NUM_HEADS + head) + t * NUM_HEADS
+            decay = tl.load(decays + token, mask=has_t, other=0.0)
+            lead = tl.load(leads + token, mask=has_t, other=0.0)
+            gates, factors, skip = 0.0, 1.0, tl.load(d + head)
+            if HAS_GATE:
+                gate_at = gate + (begin * GATE_STRIDE + channel) + t[:, None] * GATE_STRIDE + p[None, :]
+                gates = tl.load(gate_at, mask=has_x, other=0.0).to(tl.float32)
+            if HAS_NORM:
+                factors = tl.load(norm_weight + channel + p, mask=has_p, other=0.0).to(tl.float32)[None, :]
+            ys = tl.dot(cs, tl.trans(state), input_precision="ieee") * tl.exp2(decay)[:, None]
+            # Large for later tokens, of which there is nothing: infinity times nothing would be no number.
+            gathered = both * tl.exp2(tl.minimum(decay[:, None] - lead[None, :], 100.0))
+            ys = tl.dot(gathered.to(xs.dtype), xs, ys, input_precision="ieee")
+            ys += skip * xs.to(tl.float32)
+            squares_at = squares + ((begin + t) * NUM_HEADS + head) * tl.num_programs(2) + tl.program_id(2)
+            ys = gated(ys, gates, factors, squares_at, has_t, HAS_GATE, HAS_NORM, GATE_LAST)
+            Y_STRIDE: tl.constexpr = NUM_HEADS * HEAD_SIZE
+            target = y + (begin * Y_STRIDE + channel) + t[:, None] * Y_STRIDE + p[None, :]
+            tl.store(target, ys.to(y.dtype.element_ty), mask=has_x)
 
 
 def ssd_chunks_triton(
@@ -238,7 +258,7 @@ def ssd_chunks_triton(
     chunk = min(_CHUNK, step.block_size)
     num_slots = _num_slots(len(x), num_rows, chunk)
     starts = x.new_empty(num_slots, num_heads, head_size, state_size)
-    time_steps = x.new_empty(len(x), num_heads, dtype=torch.float32)
+    decays, leads = x.new_empty(2, len(x), num_heads, dtype=torch.float32)
     sizes = constants(pool, b, after)
     flags = {name: sizes.pop(name) for name in ("HAS_GATE", "HAS_NORM", "GATE_LAST")}
     sizes |= {"CHUNK": chunk, "BLOCK_T": max(chunk, 16)}
@@ -252,25 +272,25 @@ def ssd_chunks_triton(
         step.scratch_rows,
         step.block_table,
         step.block_table.stride(0),
-        starts,
-        time_steps,
+        *(starts, decays, leads),
         *(x.stride(0), dt.stride(0), b.stride(0)),
         **{**sizes, "BLOCK_N": block_n},
         BLOCK_SIZE=step.block_size,
-        num_stages=1,
+        num_stages=2,
     )
-    _ssd_outputs_kernel[(num_heads, num_slots, num_pieces(head_size))](
-        *(x, b, c, weights.a, weights.d),
+    heads = math.gcd(num_heads // b.shape[1], _HEADS)
+    _ssd_outputs_kernel[(num_heads // heads, num_slots, num_pieces(head_size))](
+        *(x, b, c, weights.d),
         step.query_start_loc,
         step.seq_lens,
         step.source_rows,
         num_rows,
-        starts,
-        time_steps,
+        *(starts, decays, leads),
         y,
         *gate_arguments(x, after),
         *(x.stride(0), b.stride(0), c.stride(0)),
         **sizes,
         **flags,
-        num_stages=1,
+        HEADS=heads,
+        STAGES=_STAGES,
     )

@@ -79,8 +79,9 @@ def _ssd_decode_kernel(
 ) -> None:
     if PDL:
         gdc_launch_dependents()
-    # Neighbours are heads of one row, whose states are neighbours too.
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    # Neighbours are heads of one row, or pieces of a head, whose states are neighbours too.
+    PIECES: tl.constexpr = (HEAD_SIZE + BLOCK_P - 1) // BLOCK_P
+    head, piece, row = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES, tl.program_id(1).to(tl.int64)
     token = row
     if not IS_DECODE:
         token = tl.load(query_start_loc + row).to(tl.int64)
@@ -89,10 +90,10 @@ def _ssd_decode_kernel(
     source = tl.load(source_rows + row).to(tl.int64)
     final = tl.load(final_rows + row).to(tl.int64)
     # Whatever is the same for all of a program is added to its pointers: what is left are small numbers.
-    first = head * HEAD_SIZE + tl.program_id(2) * BLOCK_P
+    first = head * HEAD_SIZE + piece * BLOCK_P
     group = head // (NUM_HEADS // NUM_GROUPS) * STATE_SIZE
     p, n = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
-    num_channels = HEAD_SIZE - tl.program_id(2) * BLOCK_P
+    num_channels = HEAD_SIZE - piece * BLOCK_P
     # Nothing of a padding row is read or kept, and its y is zero.
     has_p, has_n = p < tl.where(final > 0, num_channels, 0), n < STATE_SIZE
     has_state = has_p[:, None] & has_n[None, :]
@@ -116,10 +117,11 @@ def _ssd_decode_kernel(
     if HAS_NORM:
         factors = tl.load(norm_weight + first + p, mask=has_p, other=0.0).to(tl.float32)
     seconds = time_step(raw + bias, dt_low, dt_high)
-    state = state.to(tl.float32) * tl.exp(seconds * decay_rate) + (seconds * xs)[:, None] * bs[None, :]
+    decay = tl.exp2(seconds * (decay_rate * 1.4426950408889634))
+    state = state.to(tl.float32) * decay + (seconds * xs)[:, None] * bs[None, :]
     tl.store(pool + final * pool_stride + place, state.to(pool.dtype.element_ty), mask=has_state)
     ys = tl.sum(state * cs[None, :], 1) + skip * xs
-    squares_at = squares + (token * NUM_HEADS + head) * tl.num_programs(2) + tl.program_id(2)
+    squares_at = squares + token * (NUM_HEADS * PIECES) + tl.program_id(0)
     ys = gated(ys, gates, factors, squares_at, True, HAS_GATE, HAS_NORM, GATE_LAST)
     target = y + (token * (NUM_HEADS * HEAD_SIZE) + first) + p
     tl.store(target, ys.to(y.dtype.element_ty), mask=p < num_channels)
@@ -155,7 +157,7 @@ def ssd_decode_triton(
     """
     num_heads, head_size = pool.shape[1:3]
     sizes = constants(pool, b, after)
-    _ssd_decode_kernel[(num_heads, len(step.seq_lens), num_pieces(head_size))](
+    _ssd_decode_kernel[(num_heads * num_pieces(head_size), len(step.seq_lens))](
         *(x, dt, b, c, weights.a, weights.d, weights.dt_bias, *weights.dt_limits, pool),
         step.query_start_loc,
         step.source_rows,

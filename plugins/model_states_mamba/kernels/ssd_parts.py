@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import torch
 from torch.nn import functional
 
+from model_states.kernels.act_mul import silu
 from model_states.kernels.triton_import import tl, triton
 from model_states_mamba.kernels.softplus import softplus
 
@@ -85,7 +86,7 @@ def gated(
     """
     if HAS_GATE:
         before = y
-        y *= gates * tl.sigmoid(gates)
+        y *= silu(gates)
         if HAS_NORM:
             squared = before if GATE_LAST else y
             tl.store(squares_at, tl.sum(squared * squared, len(y.shape) - 1), mask=valid)
