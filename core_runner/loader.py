@@ -73,22 +73,25 @@ def _load(
 
 
 def _wake(device: torch.device) -> None:
+    if device.type != "cpu":
+        with suppress(Exception):  # whoever needs it meets the error again, where it can be told
+            launch_first(device)
+
+
+def launch_first(device: torch.device) -> None:
     """Start what takes a second or two to start, while this process imports what models need: the device's context, its
     library of products, those of torch's kernels that most models begin with, each of which is loaded when it is first
     launched, and Triton's driver, which hashes its own compiler first.
     """
-    if device.type == "cpu":
-        return
-    with suppress(Exception):  # whoever needs it meets the error again, where it can be told
-        x = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
-        x = functional.embedding(torch.arange(16, device=device) % 7, x)
-        x = functional.silu(functional.linear(x, x)) * x + x
-        wide = torch.cat([x, -x], -1).float()
-        wide *= torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-        (wide.cos() - wide.sin()).to(x.dtype).float().norm()
-        staged = StagedTensor((1,), torch.int32, device)
-        staged.stage(0, 0, [0])
-        staged.apply()
+    x = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    x = functional.embedding(torch.arange(16, device=device) % 7, x)
+    x = functional.silu(functional.linear(x, x)) * x + x
+    wide = torch.cat([x, -x], -1).float()
+    wide *= torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    (wide.cos() - wide.sin()).to(x.dtype).float().norm()
+    staged = StagedTensor((1,), torch.int32, device)
+    staged.stage(0, 0, [0])
+    staged.apply()
 
 
 def _check_options(config: RunnerConfig, state_class: type[ModelState]) -> Mapping[str, Any]:
