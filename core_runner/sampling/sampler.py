@@ -73,7 +73,8 @@ class DefaultSampler:
             if self.processors is not None:
                 adjusted = self.processors.apply(logits, adjusted, batch)
             filters = bool(self.states.filters_np[batch.idx_mapping_np].any())
-            groups = self._choose(adjusted, rows, filters, output, overlay)
+            wants_best = bool((self.states.num_logprobs_np[batch.idx_mapping_np] > 0).any())
+            groups = self._choose(adjusted, rows, filters, output, overlay, wants_best)
             if options is not None and options.any_processed:
                 self._process(adjusted, rows, options, groups if filters else None, output.token_ids)
             if options is not None or adjusted is not logits:
@@ -139,14 +140,15 @@ class DefaultSampler:
         filters: bool,
         output: SamplerOutput,
         overlay: Overlay | None = None,
+        maxima: bool = False,
     ) -> Groups:
         """Write the ids of all rows; returns what a pass over the logits left of each group of ids.
 
         filters: whether some row has top-k, top-p or min-p. Everything else is read on the device, so a CUDA
-        graph may record either case for any requests.
+        graph may record either case for any requests. maxima: whether those of groups are returned in any case.
         """
         num_rows, vocab_size = logits.shape[0], self.vocab_size
-        groups = new_groups(logits, vocab_size, filters)
+        groups = new_groups(logits, vocab_size, filters, maxima)
         group_maxima(logits, vocab_size, rows, TARGET, groups, overlay)
         ids, ladder = output.token_ids, new_ladder(num_rows, logits.device) if filters else None
         gumbel_argmax(logits, vocab_size, rows, TARGET, groups, ids, output.failed, ladder, overlay)
@@ -216,8 +218,9 @@ class DefaultSampler:
             ids[:, 0] = token_ids
             if num_best:
                 if groups is None:
-                    groups = new_groups(logits, self.vocab_size, False)
+                    groups = new_groups(logits, self.vocab_size, False, maxima=True)
                     group_maxima(logits, self.vocab_size, rows, TARGET, groups)
+                assert groups.maxima is not None
                 best_ids(logits, self.vocab_size, groups.maxima, ids[:, 1:])
             logprobs(logits, self.vocab_size, ids, values, ranks)
         return ids, values, ranks

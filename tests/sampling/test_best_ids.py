@@ -13,7 +13,7 @@ INF = float("inf")
 
 
 def both(logits, vocab_size, count):
-    groups = new_groups(logits, vocab_size, filters=False)
+    groups = new_groups(logits, vocab_size, filters=False, maxima=True)
     rows = make_rows([Params()] * len(logits), [1] * len(logits), logits.device, [0] * len(logits))
     group_maxima_torch(logits, vocab_size, rows, 0, groups)
     storage = torch.full((2, len(logits), count + 1), -77, dtype=torch.int32, device=logits.device)

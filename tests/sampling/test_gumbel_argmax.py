@@ -47,7 +47,7 @@ def run(kernel, logits, vocab_size, rows, purpose=TARGET, ladder=None):
     else:
         groups = new_groups(logits, vocab_size, filters=ladder is not None)
         group_maxima_torch(logits, vocab_size, rows, purpose, groups)
-        chosen = torch.full_like(groups.maxima, GARBAGE, dtype=torch.int32)
+        chosen = torch.full_like(groups.other_bounds, GARBAGE, dtype=torch.int32)
         kernel(logits, vocab_size, rows, purpose, groups, token_ids, failed, chosen, ladder)
     return token_ids, failed
 
@@ -138,7 +138,7 @@ def hard_logits(device):
     x[2] = 3.0
     x[3] = 1e4 + (x[3] * 4).round() / 1024
     x[4, torch.rand(500, generator=generator) < 0.97] = -torch.inf
-    x[5, [300, 420]] = torch.inf
+    x[5, [300, 310, 420]] = torch.inf
     return x.to(device)
 
 

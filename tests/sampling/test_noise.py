@@ -32,7 +32,9 @@ def test_philox_known_answers(counter, key, result):
 
 
 @triton.jit
-def _noise_kernel(out, least_out, seeds, positions, first, purpose: tl.constexpr, NUM: tl.constexpr):
+def _noise_kernel(
+    out, most_out, least_out, seeds, positions, first, purpose: tl.constexpr, NUM: tl.constexpr
+):
     row = tl.program_id(0)
     seed, position = tl.load(seeds + row), tl.load(positions + row)
     groups = first + tl.arange(0, NUM)
@@ -44,6 +46,8 @@ def _noise_kernel(out, least_out, seeds, positions, first, purpose: tl.constexpr
     lane = tl.arange(0, 64)[None, :]
     noises = tl.where(lane == holder[:, None], -tl.log(least)[:, None], other)
     tl.store(out + at[:, None] * 64 + lane, noises)
+    most = noise.most_gumbel_of_other(words, least[:, None], gap[:, None], least_other[:, None])
+    tl.store(most_out + at[:, None] * 64 + lane, most)
     tl.store(least_out + 3 * at, least)
     tl.store(least_out + 3 * at + 1, gap)
     tl.store(least_out + 3 * at + 2, holder.to(tl.float32))
@@ -55,12 +59,16 @@ def test_twins_agree(device, purpose, first):
     seeds, positions = torch.tensor(SEEDS, device=device), torch.tensor(POSITIONS, device=device)
     values = torch.full((len(SEEDS), 4, 64), math.nan, device=device)
     parts = torch.full((len(SEEDS), 4, 3), math.nan, device=device)
-    _noise_kernel[(len(SEEDS),)](values, parts, seeds, positions, first, purpose, NUM=4)
+    bounds = torch.full_like(values, math.nan)
+    _noise_kernel[(len(SEEDS),)](values, bounds, parts, seeds, positions, first, purpose, NUM=4)
     groups = slice(first, first + 4)
     expected = noise.gumbel_torch(seeds, positions, purpose, 8 * 64).unflatten(1, (8, 64))[:, groups]
     torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6)
     of_groups = torch.stack(noise.group_noise_torch(seeds, positions, purpose, 8), dim=2)[:, groups]
     torch.testing.assert_close(parts, of_groups.float(), rtol=1e-5, atol=0)
+    is_other = torch.arange(64, device=device) != parts[:, :, 2:]
+    assert (bounds >= values)[is_other].all()
+    assert (bounds <= values + 0.2)[is_other].all()
     # The holder has the largest noise, and the next one is `gap` below.
     largest = expected.topk(2, dim=2)
     assert torch.equal(largest.indices[:, :, 0], of_groups[:, :, 2].long())

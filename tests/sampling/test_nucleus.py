@@ -28,7 +28,7 @@ def both(logits, vocab_size, params, first_position=1):
     expected, got = ids.clone(), ids.clone()
     op.nucleus_torch(logits, vocab_size, rows, TARGET, expected)
     masses = torch.full((n, 3, groups.parts.shape[2]), float("nan"), device=device)
-    chosen = torch.full_like(groups.maxima, GARBAGE, dtype=torch.int32)
+    chosen = torch.full_like(groups.other_bounds, GARBAGE, dtype=torch.int32)
     op.nucleus_triton(logits, vocab_size, rows, TARGET, groups, ladder, got, masses, chosen)
     assert torch.equal(got, expected)
     return ids, got, ladder

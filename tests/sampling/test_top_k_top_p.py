@@ -31,7 +31,7 @@ def run(kernel, logits, vocab_size, params, exact=True):
     else:
         groups = new_groups(logits, vocab_size, filters=True)
         group_maxima_torch(logits, vocab_size, rows, 0, groups)
-        chosen = torch.full_like(groups.maxima, -77, dtype=torch.int32)
+        chosen = torch.full_like(groups.other_bounds, -77, dtype=torch.int32)
         kernel(logits, vocab_size, rows, groups, exact, thresholds, chosen)
     return thresholds
 

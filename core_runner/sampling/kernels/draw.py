@@ -5,8 +5,8 @@
 Few groups of 64 ids are looked into. The holder of each group's largest noise has its score from `group_maxima`; the
 best of those is the best of all, unless another id of a group whose bound reaches it is better. Nor can the best score
 be less than the largest logit with the least noise there is. So the other ids are looked at in the groups alone whose
-bound reaches both: some twenty if few ids lead, and hardly any if none does. Of a group mostly one id has a logit that
-reaches it, so those are scored by rank.
+bound reaches both: some twenty if few ids lead, and hardly any if none does. There every id has a bound of its own, of
+a few instructions, and of a group mostly one id reaches the best; so one is scored, and all only if another does.
 
 `source` as in `groups`, `key` = (temperature, seed, position) of a row, `chosen`: scratch for as many int32 as a row
 has groups; logits and rows as in `gumbel_argmax`.
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from core_runner.sampling.kernels.groups import better, collect, load_groups, load_row, score_bound, weights
+from core_runner.sampling.kernels.groups import ROOM, better, collect, load_groups, load_row, weights
 from core_runner.sampling.kernels.noise import (
     GROUP,
     LEAST_GUMBEL,
@@ -26,12 +26,12 @@ from core_runner.sampling.kernels.noise import (
     gumbel_of_other,
     id_words,
     least_of_others,
+    most_gumbel_of_other,
 )
 from model_states.kernels.triton_import import tl, triton
 
 TILE = 1024 // GROUP  # groups that are looked into together
-_GROUP, _NO_ID = tl.constexpr(GROUP), tl.constexpr(2**31 - 1)
-_LEAST_GUMBEL = tl.constexpr(LEAST_GUMBEL)
+_GROUP, _LEAST_GUMBEL, _ROOM = tl.constexpr(GROUP), tl.constexpr(LEAST_GUMBEL), tl.constexpr(ROOM)
 
 
 def first_best_torch(scores: torch.Tensor) -> torch.Tensor:
@@ -40,19 +40,26 @@ def first_best_torch(scores: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _largest(x, ids, words) -> Any:
-    """The largest logit of each group, its lowest id and that id's word, vectors."""
-    top = tl.max(x, axis=1)
-    # Not by the index of a reduction over x flattened: Triton 3.6 then numbers x as its threads hold it.
-    top_ids = tl.min(tl.where(x == top[:, None], ids, _NO_ID), axis=1)
-    return top, top_ids, tl.min(tl.where(ids == top_ids[:, None], words, 0xFFFFFFFF), axis=1)
+def _two_farthest(
+    reach, token_id, word, logit, next_reach, other_reach, other_id, other_word, other_logit, other_next
+) -> Any:
+    """Of some ids the one that reaches farthest, the lowest of several, and how far the next one reaches."""
+    wins = (reach > other_reach) | ((reach == other_reach) & (token_id < other_id))
+    less = tl.where(wins, other_reach, reach)
+    return (
+        tl.where(wins, reach, other_reach),
+        tl.where(wins, token_id, other_id),
+        tl.where(wins, word, other_word),
+        tl.where(wins, logit, other_logit),
+        tl.maximum(less, tl.maximum(next_reach, other_next)),
+    )
 
 
 @triton.jit
-def _reaches(logits, noise, best) -> Any:
-    """Whether a score may reach the best: 1 if so. logits, noise: of some groups, at most."""
-    reach = tl.max(score_bound(logits, noise), axis=0)
-    return ((reach >= best) & (reach > -float("inf"))).to(tl.int32)
+def _better_and_reach(score, token_id, logit, reach, other_score, other_id, other_logit, other_reach) -> Any:
+    """The better of two scores, with its id and logit, and the farther reach of other ids."""
+    score, token_id, logit = better(score, token_id, logit, other_score, other_id, other_logit)
+    return score, token_id, logit, tl.maximum(reach, other_reach)
 
 
 @triton.jit
@@ -66,22 +73,22 @@ def _better_others(
     least, gap, holder = group_noise(seed, position, groups, purpose)
     words = id_words(seed, position, groups, purpose, TILE)
     least_other = least_of_others(words, holder)
-    most_noise = -temperature * tl.log(least + gap)
+    most_noise = most_gumbel_of_other(words, least[:, None], gap[:, None], least_other[:, None])
     lane = tl.arange(0, _GROUP)[None, :]
-    is_open = (x >= threshold) & (x > above) & (lane != holder[:, None])
-    ids, x = groups[:, None] * _GROUP + lane, tl.where(is_open, x, -float("inf"))
-    # The largest logit of each group, and then the next: that of a second id seldom matters.
-    top, top_ids, top_words = _largest(x, ids, words)
-    goes_on = _reaches(top, most_noise, score)
-    while goes_on > 0:
-        scores = top + temperature * gumbel_of_other(top_words, least, gap, least_other)
-        # Where none is left, the id may be the holder, of whose word the formula makes no noise.
-        scores = tl.where(top > -float("inf"), scores, -float("inf"))
-        other, other_id, other_logit = tl.reduce((scores, top_ids, top), 0, better)
+    ids, is_open = groups[:, None] * _GROUP + lane, (x >= threshold) & (x > above) & (lane != holder[:, None])
+    reach = tl.where(is_open, (x + tl.abs(x) * _ROOM) + temperature * most_noise, -float("inf"))
+    # Of each group the one id that is likely the best has its score; all have if another id might be better.
+    nothing = tl.full(x.shape, -float("inf"), tl.float32)
+    reach, top_ids, top_words, top, next_reach = tl.reduce((reach, ids, words, x, nothing), 1, _two_farthest)
+    scores = top + temperature * gumbel_of_other(top_words, least, gap, least_other)
+    scores = tl.where(reach > -float("inf"), scores, -float("inf"))
+    scores, top_ids, top, next_reach = tl.reduce((scores, top_ids, top, next_reach), 0, _better_and_reach)
+    score, token_id, logit = better(score, token_id, logit, scores, top_ids, top)
+    if (next_reach >= score) & (next_reach > -float("inf")):
+        noise = gumbel_of_other(words, least[:, None], gap[:, None], least_other[:, None])
+        of_groups = tl.reduce((tl.where(is_open, x + temperature * noise, -float("inf")), ids, x), 1, better)
+        other, other_id, other_logit = tl.reduce(of_groups, 0, better)
         score, token_id, logit = better(score, token_id, logit, other, other_id, other_logit)
-        x = tl.where(ids == top_ids[:, None], -float("inf"), x)
-        top, top_ids, top_words = _largest(x, ids, words)
-        goes_on = _reaches(top, most_noise, score)
     return score, token_id, logit
 
 

@@ -4,14 +4,14 @@
     parts[row, :, p]       = largest of the maxima of part p, NaN if one is; of its holder_scores; the lowest id with
                              that score, in the same bits; largest of its other_bounds
     holder_scores[row, g]  = logit[row, h] + T * its noise,   h = 64 * g + holder[g]         see `noise`
-    other_bounds[row, g]   = maxima[row, g] + T * -log(least[g] + gap[g]), or a little more
+    other_bounds[row, g]   = maxima[row, g] + T * -log(least[g] + gap[g]), or up to 0.12 * T more
     holder_logits[row, g]  = logit[row, h]
     sums[row, g]           = sum over the group of exp((logit[row, id] - maxima[row, g]) / T)
 
 The holder has the largest noise of its group, and no other id's score is above the group's bound. Greedy rows have no
-noise: their holder_scores are -inf, and other_bounds the maxima; but parts have the score of their best id, the lowest
-of several, and -inf for the bound. The last three are there if rows filter, `holder_logits` for rows that are not
-greedy, `sums` for rows that top-p filters without top-k; elsewhere they are garbage.
+noise, so what has a holder's or a bound is garbage; but parts have the score of their best id, the lowest of several,
+and -inf for the bound. The last three are there if rows filter, `sums` for rows that top-p filters without top-k, and
+garbage for others; `maxima` if rows filter, or where they are asked for.
 
 logits [n, >= vocab_size] (any float type, strided rows), and what lies over them; results float32,
 [n, num_groups(vocab_size)] by groups.
@@ -34,7 +34,7 @@ from core_runner.sampling.kernels.groups import (
     score_bound,
     weights,
 )
-from core_runner.sampling.kernels.noise import GROUP, group_noise_torch, gumbel_torch, pair_noise
+from core_runner.sampling.kernels.noise import GROUP, group_noise_torch, gumbel_torch, most_gumbel, pair_noise
 from core_runner.sampling.kernels.overlay import Overlay, kernel_argument, overlaid, overlaid_torch
 from core_runner.sampling.kernels.row_options import (
     is_top_p_alone,
@@ -45,7 +45,7 @@ from core_runner.sampling.kernels.row_options import (
 )
 from core_runner.sampling.rows import SamplingRows
 from model_states.kernels.dispatch import use_triton
-from model_states.kernels.programmatic_launch import gdc_launch_dependents, programmatic_launch
+from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
 _GROUP, _PART_VALUES = tl.constexpr(GROUP), tl.constexpr(PART_VALUES)
@@ -79,33 +79,40 @@ def group_maxima_torch(
 ) -> None:
     """Plain torch twin."""
     x = overlaid_torch(logits, vocab_size, overlay).float()
-    count = groups.maxima.shape[1]
+    count = groups.other_bounds.shape[1]
     x = torch.nn.functional.pad(x, (0, count * GROUP - vocab_size), value=-torch.inf).unflatten(
         1, (-1, GROUP)
     )
-    groups.maxima.copy_(x.amax(dim=2))
+    most = x.amax(dim=2)
     temperature = rows.temperature[rows.slots][:, None]
     least, gap, holder = group_noise_torch(rows.seed[rows.slots], rows.sampled_positions(), purpose, count)
     held = x.gather(2, holder[:, :, None])[:, :, 0]
     scores = torch.where(temperature > 0, held - temperature * least.log(), -torch.inf)
-    groups.other_bounds.copy_(groups.maxima - temperature * (least + gap).log())
-    _parts_torch(x, scores, holder, temperature, groups)
+    groups.other_bounds.copy_(most - temperature * (least + gap).log())
+    _parts_torch(x, most, scores, holder, temperature, groups)
+    if groups.maxima is not None:
+        groups.maxima.copy_(most)
     if groups.sums is None or groups.holder_logits is None or groups.holder_scores is None:
         return
     groups.holder_scores.copy_(scores)
     groups.holder_logits.copy_(held)
-    difference = torch.where(x == groups.maxima[:, :, None], 0.0, x - groups.maxima[:, :, None])
+    difference = torch.where(x == most[:, :, None], 0.0, x - most[:, :, None])
     scaled = difference / temperature.clamp(min=LEAST_TEMPERATURE)[:, :, None]
     groups.sums.copy_(scaled.exp().sum(dim=2))
 
 
 def _parts_torch(
-    x: torch.Tensor, scores: torch.Tensor, holder: torch.Tensor, temperature: torch.Tensor, groups: Groups
+    x: torch.Tensor,
+    most: torch.Tensor,
+    scores: torch.Tensor,
+    holder: torch.Tensor,
+    temperature: torch.Tensor,
+    groups: Groups,
 ) -> None:
-    """x: logits by groups, float32 [n, groups, GROUP]; scores, holder: of their holders; temperature [n, 1]."""
+    """x: logits by groups, float32 [n, groups, GROUP]; most: their maxima; scores, holder: of their holders."""
     is_noisy = temperature > 0
-    scores = torch.where(is_noisy, scores, groups.maxima)
-    first = (x == groups.maxima[:, :, None]).to(torch.uint8).argmax(dim=2)
+    scores = torch.where(is_noisy, scores, most)
+    first = (x == most[:, :, None]).to(torch.uint8).argmax(dim=2)
     ids = torch.arange(x.shape[1], device=x.device) * GROUP + torch.where(is_noisy, holder, first)
     bounds = torch.where(is_noisy, groups.other_bounds, -torch.inf)
 
@@ -117,7 +124,7 @@ def _parts_torch(
     best = scores.amax(dim=2)
     is_best = (scores == best[:, :, None]) & (scores > -torch.inf)
     best_ids = torch.where(is_best, by_part(ids, 0), 2**31 - 1).amin(dim=2)
-    groups.parts[:, 0], groups.parts[:, 1] = by_part(groups.maxima).amax(dim=2), best
+    groups.parts[:, 0], groups.parts[:, 1] = by_part(most).amax(dim=2), best
     groups.parts.view(torch.int32)[:, 2] = best_ids.to(torch.int32)
     groups.parts[:, 3] = by_part(bounds).amax(dim=2)
 
@@ -161,6 +168,8 @@ def _group_maxima_kernel(
     PDL: tl.constexpr,
 ) -> None:
     """GROUPS groups of one row."""
+    if PDL:
+        gdc_wait()
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     maxima, other_bounds, parts, holder_scores, holder_logits, sums, num_groups, num_parts = groups_of_row
     first = part * GROUPS
@@ -181,26 +190,28 @@ def _group_maxima_kernel(
         logit = tl.load(base + held, mask=held < vocab_size, other=-float("inf")).to(tl.float32)
         logit = overlaid(logit, held, None, row, vocab_size, overlay)
         log_least = tl.log(least)
-        noise = -temperature * tl.log(least + gap)
+        noise = temperature * most_gumbel(least + gap)
     x = overlaid(x.to(tl.float32), ids, groups, row, vocab_size, overlay)
     most = tl.reduce(x, 1, larger)
-    tl.store(maxima + at, most, mask=is_group)
     if PDL:
         # Earlier, the next kernel would gain where it has little to do, and lose where it has much.
         gdc_launch_dependents()
+    if maxima is not None:
+        tl.store(maxima + at, most, mask=is_group)
     if FILTERS:  # noqa: SIM102 (known when it is compiled, and the other is not)
         if is_top_p_alone(temperature, top_k, top_p, vocab_size):
             weight = weights(x, most[:, None], log2_scale(temperature))
             tl.store(sums + at, tl.sum(weight, axis=1), mask=is_group)
-    # Read back, each by one thread: several hold a group's maximum, and all would draw its noise.
-    tl.debug_barrier()
-    peak = tl.load(maxima + at, mask=is_group, other=-float("inf"))
+    # Taken apart and joined, each is one thread's: several hold a group's maximum, and all would go on with it.
+    even, odd = tl.split(tl.reshape(most, (GROUPS // 2, 2)))
+    peak = tl.reshape(tl.join(even, odd), (GROUPS,))
     bound = tl.where(temperature > 0, score_bound(peak, noise), peak)
     score = logit - temperature * log_least
-    tl.store(other_bounds + at, bound, mask=is_group)
-    if FILTERS:
-        tl.store(holder_scores + at, score, mask=is_group)
-        tl.store(holder_logits + at, logit, mask=is_group)
+    if temperature > 0:
+        tl.store(other_bounds + at, bound, mask=is_group)
+        if FILTERS:
+            tl.store(holder_scores + at, score, mask=is_group)
+            tl.store(holder_logits + at, logit, mask=is_group)
 
     best = tl.max(score, axis=0)
     best_id = tl.min(tl.where((score == best) & (score > -float("inf")), held, _NO_ID), axis=0)
@@ -224,8 +235,6 @@ def group_maxima_triton(
 ) -> None:
     """One program for every `PART` groups of every row."""
     shape = PLAIN if overlay is None and groups.sums is None else WITH_MORE
-    launch = programmatic_launch(logits)
-    launch.pop("launch_pdl", None)  # nothing to run ahead of
     _group_maxima_kernel[(groups.parts.shape[2], logits.shape[0])](
         logits,
         logits.stride(0),
@@ -238,7 +247,7 @@ def group_maxima_triton(
         GROUPS=PART,
         num_warps=shape.num_warps * logits.element_size() // 2,
         maxnreg=shape.max_registers,
-        **launch,
+        **programmatic_launch(logits),
     )
 
 

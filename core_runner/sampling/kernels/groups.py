@@ -20,15 +20,19 @@ PART_VALUES = 4
 LEAST_TEMPERATURE = (
     1e-30  # its inverse is finite; a smaller temperature leaves only the largest logits anyway
 )
+ROOM = 5e-7  # what rounding may add to a score, relative to its parts
 _GROUP, _PART_VALUES = tl.constexpr(GROUP), tl.constexpr(PART_VALUES)
-_ROOM = tl.constexpr(5e-7)  # what rounding may add to a score, relative to its parts
+_ROOM = tl.constexpr(ROOM)
 _LOG2_E, _LEAST = tl.constexpr(1.4426950408889634), tl.constexpr(LEAST_TEMPERATURE)
 
 
 class Groups(NamedTuple):
-    """One pass over a step's logits, by groups of ids. The last three are None where no row of the batch filters."""
+    """One pass over a step's logits, by groups of ids. The last three are None where no row of the batch filters.
 
-    maxima: torch.Tensor
+    So are the maxima, unless they are asked for: to write them takes a microsecond in 256 rows.
+    """
+
+    maxima: torch.Tensor | None
     other_bounds: torch.Tensor
     parts: torch.Tensor  # [n, PART_VALUES, parts of PART groups]
     holder_scores: torch.Tensor | None
@@ -41,16 +45,14 @@ def num_groups(vocab_size: int) -> int:
     return -(-vocab_size // (16 * GROUP)) * 16
 
 
-def new_groups(logits: torch.Tensor, vocab_size: int, filters: bool) -> Groups:
-    """Room for what `group_maxima` writes."""
+def new_groups(logits: torch.Tensor, vocab_size: int, filters: bool, maxima: bool = False) -> Groups:
+    """Room for what `group_maxima` writes; maxima: whether they are asked for where no row filters."""
     num_rows, count = logits.shape[0], num_groups(vocab_size)
-    maxima = logits.new_empty((num_rows, count), dtype=torch.float32)
-    # Not views of one tensor: Triton compiles anew for addresses that are not multiples of 16.
-    bounds = torch.empty_like(maxima)
+    bounds = logits.new_empty((num_rows, count), dtype=torch.float32)
     parts = logits.new_empty((num_rows, PART_VALUES, -(-count // PART)), dtype=torch.float32)
-    if not filters:
-        return Groups(maxima, bounds, parts, None, None, None)
-    return Groups(maxima, bounds, parts, *(torch.empty_like(maxima) for _ in range(3)))
+    # Not views of one tensor: Triton compiles anew for addresses that are not multiples of 16.
+    of_groups = [torch.empty_like(bounds) if filters else None for _ in range(3)]
+    return Groups(torch.empty_like(bounds) if filters or maxima else None, bounds, parts, *of_groups)
 
 
 def groups_argument(groups: Groups) -> tuple[Any, ...]:
@@ -58,7 +60,7 @@ def groups_argument(groups: Groups) -> tuple[Any, ...]:
 
     The numbers are the vocabulary's, and compiled in: what vectors have after the last group then costs nothing.
     """
-    return (*groups, tl.constexpr(groups.maxima.shape[1]), tl.constexpr(groups.parts.shape[2]))
+    return (*groups, tl.constexpr(groups.other_bounds.shape[1]), tl.constexpr(groups.parts.shape[2]))
 
 
 @triton.jit
@@ -110,18 +112,28 @@ def better_part(peak, score, token_id, bound, other_peak, other_score, other_id,
 
 
 @triton.jit
+def _load_parts(parts, row, part, num_parts) -> Any:
+    """What some parts of a row have, as `better_part` takes it."""
+    at, inside = parts + row * _PART_VALUES * num_parts + part, part < num_parts
+    peaks = tl.load(at, mask=inside, other=-float("inf"))
+    scores = tl.load(at + num_parts, mask=inside, other=-float("inf"))
+    ids = tl.load(at + 2 * num_parts, mask=inside, other=0.0).to(tl.int32, bitcast=True)
+    return peaks, scores, ids, tl.load(at + 3 * num_parts, mask=inside, other=-float("inf"))
+
+
+@triton.jit
 def best_holder(groups, row, PARTS: tl.constexpr) -> Any:
     """A row's largest logit, the best score of its holders, its id, and a bound of all other scores.
 
     Score and bound are -inf if a logit is NaN. groups: as `groups_argument` gives them.
     """
     _, _, parts, _, _, _, _, num_parts = groups
-    part = tl.arange(0, PARTS)
-    at, inside = parts + row * _PART_VALUES * num_parts + part, part < num_parts
-    peaks = tl.load(at, mask=inside, other=-float("inf"))
-    scores = tl.load(at + num_parts, mask=inside, other=-float("inf"))
-    ids = tl.load(at + 2 * num_parts, mask=inside, other=0.0).to(tl.int32, bitcast=True)
-    bounds = tl.load(at + 3 * num_parts, mask=inside, other=-float("inf"))
+    # As many at once as a warp has threads: every warp then has them all, and need not wait for the others.
+    lane = tl.arange(0, 32)
+    peaks, scores, ids, bounds = _load_parts(parts, row, lane, num_parts)
+    for start in tl.static_range(32, PARTS, 32):
+        peak, best, token_id, bound = _load_parts(parts, row, start + lane, num_parts)
+        peaks, scores, ids, bounds = better_part(peaks, scores, ids, bounds, peak, best, token_id, bound)
     peak, best, token_id, bound = tl.reduce((peaks, scores, ids, bounds), 0, better_part)
     is_good = peak == peak
     return peak, tl.where(is_good, best, -float("inf")), token_id, tl.where(is_good, bound, -float("inf"))
@@ -148,13 +160,12 @@ def collect(chosen, keep, PADDED: tl.constexpr) -> Any:
     # By fours, as a thread holds them: to count along single ones takes twice the instructions.
     kept = tl.reshape(keep.to(tl.int32), (PADDED // 4, 4))
     of_four = tl.sum(kept, axis=1)
-    count = tl.sum(of_four, axis=0)
-    if count > 0:
-        before = tl.cumsum(of_four, axis=0) - of_four
-        place = before[:, None] + tl.cumsum(kept, axis=1) - 1
-        tl.debug_barrier()  # what is there may still be being read
-        tl.store(chosen + place, tl.reshape(tl.arange(0, PADDED), (PADDED // 4, 4)), mask=kept > 0)
-        tl.debug_barrier()
+    before = tl.cumsum(of_four, axis=0) - of_four
+    place = before[:, None] + tl.cumsum(kept, axis=1) - 1
+    tl.debug_barrier()  # what is there may still be being read
+    tl.store(chosen + place, tl.reshape(tl.arange(0, PADDED), (PADDED // 4, 4)), mask=kept > 0)
+    count = tl.sum(of_four, axis=0)  # while the list is on its way
+    tl.debug_barrier()
     return count
 
 

@@ -83,6 +83,7 @@ def _plain_kernel(
     _, other_bounds, _, _, _, _, num_groups, _ = groups
     # Before it is known whether they matter: to ask first would take as long as to read them.
     bounds = load_row(other_bounds, row, num_groups, PADDED)
+    tl.debug_barrier()  # else the assembler asks only when they do
     peak, best, token_id, bound = best_holder(groups, row, PARTS)
     if (bound >= best) & (bound > -float("inf")):
         nothing = tl.full((), -float("inf"), tl.float32)
@@ -126,7 +127,7 @@ def _plain_triton(
         token_ids,
         failed,
         purpose=purpose,
-        PADDED=triton.next_power_of_2(groups.maxima.shape[1]),
+        PADDED=triton.next_power_of_2(groups.other_bounds.shape[1]),
         PARTS=triton.next_power_of_2(groups.parts.shape[2]),
         TILE=TILE,
         num_warps=LAUNCH.num_warps,
@@ -171,7 +172,7 @@ def gumbel_argmax(
     if not use_triton(logits):
         gumbel_argmax_torch(logits, vocab_size, rows, purpose, token_ids, failed, ladder, overlay)
         return
-    chosen = torch.empty_like(groups.maxima, dtype=torch.int32)
+    chosen = torch.empty_like(groups.other_bounds, dtype=torch.int32)
     gumbel_argmax_triton(
         logits, vocab_size, rows, purpose, groups, token_ids, failed, chosen, ladder, overlay
     )

@@ -226,7 +226,7 @@ def filtered_argmax_triton(
     overlay: Overlay | None,
 ) -> None:
     """One program for every row."""
-    num_groups = groups.maxima.shape[1]
+    num_groups = groups.other_bounds.shape[1]
     _filtered_kernel[(logits.shape[0],)](
         logits,
         logits.stride(0),

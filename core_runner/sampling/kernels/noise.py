@@ -43,7 +43,7 @@ _GROUPS_FROM = 1 << 31  # counter of the first groups, where no id's is
 _SERIES_BELOW = 2.0**-8  # below this, -log(1 - v) by its series: 1 - v would round the low bits of v away
 _VERSION, _FROM = tl.constexpr(NOISE_VERSION), tl.constexpr(_GROUPS_FROM)
 _SERIES = tl.constexpr(_SERIES_BELOW)
-_SIZE, _INVERSE = tl.constexpr(GROUP), tl.constexpr(1 / (GROUP - 1))
+_SIZE, _INVERSE, _LN_2 = tl.constexpr(GROUP), tl.constexpr(1 / (GROUP - 1)), tl.constexpr(0.6931471805599453)
 
 
 def philox_torch(
@@ -136,22 +136,36 @@ def noise_words(seed, position, index, purpose: tl.constexpr) -> Any:
 
 
 @triton.jit
+def _fraction(word) -> Any:
+    """The v of `exponential`, and its series."""
+    v = tl.minimum(tl.maximum(word.to(tl.float32), 0.5) * 2.3283064365386963e-10, 1 - 5.960464477539063e-08)
+    return v, v * (1.0 + v * (0.5 + v * (1.0 / 3.0)))
+
+
+@triton.jit
 def exponential(word) -> Any:
     """Standard exponential noise, float32, from uint32 words."""
-    v = tl.minimum(tl.maximum(word.to(tl.float32), 0.5) * 2.3283064365386963e-10, 1 - 5.960464477539063e-08)
-    series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0)))
+    v, series = _fraction(word)
     return tl.where(v < _SERIES, series, -tl.log(1.0 - v))
 
 
 @triton.jit
-def _from_words(a, b) -> Any:
-    """`least`, `gap` and `holder` of groups by their two words."""
-    holder = b % _SIZE
-    return (
-        exponential(a) * (1.0 / _SIZE),
-        exponential(b - holder + _SIZE // 2) * _INVERSE,
-        holder.to(tl.int32),
-    )
+def _bits_log2(x) -> Any:
+    """log2(x) + 127, or up to 0.0861 less, of a normal float32 x > 0: its exponent and mantissa, read as one number."""
+    return x.to(tl.int32, bitcast=True).to(tl.float32) * 1.1920928955078125e-07
+
+
+@triton.jit
+def least_exponential(word) -> Any:
+    """No more than `exponential`, and less by 0.06 at most, without its logarithm; by far less where it is small."""
+    v, series = _fraction(word)
+    return tl.maximum(series, (126.9139 - _bits_log2(1.0 - v)) * _LN_2) * (1 - 2.0**-22)  # where both round
+
+
+@triton.jit
+def most_gumbel(x) -> Any:
+    """No less than -log(x), and more by 0.06 at most, without a logarithm."""
+    return (127.00002 - _bits_log2(x)) * _LN_2
 
 
 @triton.jit
@@ -160,16 +174,23 @@ def group_noise(seed, position, groups, purpose: tl.constexpr) -> Any:
     index = (groups // 2).to(tl.uint32) + tl.full((), _FROM, tl.uint32)
     w0, w1, w2, w3 = noise_words(seed, position, index, purpose)
     a, b = tl.where(groups % 2 == 0, w0, w2), tl.where(groups % 2 == 0, w1, w3)
-    return _from_words(a, b)
+    holder = b % _SIZE
+    gap = exponential(b - holder + _SIZE // 2) * _INVERSE
+    return exponential(a) * (1.0 / _SIZE), gap, holder.to(tl.int32)
 
 
 @triton.jit
 def pair_noise(seed, position, pairs, purpose: tl.constexpr, NUM: tl.constexpr) -> Any:
-    """`group_noise` of groups 2 * pairs and 2 * pairs + 1, side by side, of one draw: int32 [NUM] -> [2 * NUM] each."""
+    """`group_noise` of groups 2 * pairs and 2 * pairs + 1, side by side, of one draw: int32 [NUM] -> [2 * NUM] each.
+
+    But for `gap`, which may be a little less, so that it takes no logarithm.
+    """
     index = pairs.to(tl.uint32) + tl.full((), _FROM, tl.uint32)
     w0, w1, w2, w3 = noise_words(seed, position, index, purpose)
     a, b = tl.reshape(tl.join(w0, w2), (2 * NUM,)), tl.reshape(tl.join(w1, w3), (2 * NUM,))
-    return _from_words(a, b)
+    holder = b % _SIZE
+    gap = least_exponential(b - holder + _SIZE // 2) * _INVERSE
+    return exponential(a) * (1.0 / _SIZE), gap, holder.to(tl.int32)
 
 
 @triton.jit
@@ -191,3 +212,9 @@ def least_of_others(words, holder) -> Any:
 def gumbel_of_other(word, least, gap, least_other) -> Any:
     """Noise of an id that is not its group's holder, from its word and what its group has."""
     return -tl.log(least + (gap + (exponential(word) - least_other)))
+
+
+@triton.jit
+def most_gumbel_of_other(word, least, gap, least_other) -> Any:
+    """No less than `gumbel_of_other`, and more by 0.2 at most where it is not far below the group's largest."""
+    return most_gumbel(least + (gap + tl.maximum(least_exponential(word) - least_other, 0.0)))

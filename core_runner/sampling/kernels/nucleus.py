@@ -154,7 +154,7 @@ def nucleus_triton(
 ) -> None:
     """Two launches: the mass above every rung, part by part, and the choice. Other rows leave both at once."""
     where, over = (logits, logits.stride(0), vocab_size, rows_argument(rows)), kernel_argument(overlay)
-    num_groups, num_parts = groups.maxima.shape[1], groups.parts.shape[2]
+    num_groups, num_parts = groups.other_bounds.shape[1], groups.parts.shape[2]
     _masses_kernel[(num_parts, logits.shape[0])](
         *where,
         over,
@@ -197,5 +197,5 @@ def nucleus(
         nucleus_torch(logits, vocab_size, rows, purpose, token_ids, overlay)
         return
     masses = logits.new_empty((logits.shape[0], RUNGS, groups.parts.shape[2]), dtype=torch.float32)
-    chosen = torch.empty_like(groups.maxima, dtype=torch.int32)
+    chosen = torch.empty_like(groups.other_bounds, dtype=torch.int32)
     nucleus_triton(logits, vocab_size, rows, purpose, groups, ladder, token_ids, masses, chosen, overlay)

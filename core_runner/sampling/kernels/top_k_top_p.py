@@ -285,7 +285,7 @@ def top_k_top_p_triton(
     overlay: Overlay | None = None,
 ) -> None:
     """One program for every row; a row without a filter leaves at once."""
-    num_groups = groups.maxima.shape[1]
+    num_groups = groups.other_bounds.shape[1]
     _top_k_top_p_kernel[(logits.shape[0],)](
         logits,
         logits.stride(0),
@@ -316,5 +316,5 @@ def top_k_top_p(
     if not use_triton(logits):
         top_k_top_p_torch(logits, vocab_size, rows, exact, thresholds, overlay)
         return
-    chosen = torch.empty_like(groups.maxima, dtype=torch.int32)
+    chosen = torch.empty_like(groups.other_bounds, dtype=torch.int32)
     top_k_top_p_triton(logits, vocab_size, rows, groups, exact, thresholds, chosen, overlay)
