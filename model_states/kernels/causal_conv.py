@@ -21,10 +21,10 @@ from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import RecurrentStep
 
 # A warp takes 8 channels a thread, and so many tokens that few inputs are read twice and registers suffice.
-_BLOCK_T, _BLOCK_D = 8, 256
+_BLOCK_T, _BLOCK_D = 4, 256
 _BLOCK_D_STATE, _MAX_PARTS = 128, 16
-# In a decode step each of 64 threads takes 8 channels, which is one load for each input.
-_BLOCK_D_DECODE, _WARPS_DECODE = 512, 2
+# In a decode step each thread takes 4 channels, which is one load for each input.
+_BLOCK_D_DECODE, _WARPS_DECODE = 1024, 8
 
 
 def causal_conv_torch(

@@ -1,11 +1,12 @@
-"""Rows of several tokens through the state space of Mamba-2 (`ssd_scan`), in two kernels.
+"""Rows of several tokens through the state space of Mamba-2 (`ssd_scan`), in three kernels.
 
-The first walks each row and leaves, beside the states that are kept, the one that every chunk starts from, and two
-numbers of every token; the second takes all chunks at once. Chunk k of a row, counted from where the row begins, has
-the row's first slot + k of starts [num_slots, H, P, N], which is not written where a row begins with nothing.
+The first computes two numbers of every token. The second walks each row and leaves, beside the states that are kept,
+the one that every chunk starts from; the third takes all chunks at once. Chunk k of a row, counted from where the row
+begins, has the row's first slot + k of starts [num_slots, H, P, N], which is not written where a row begins with
+nothing.
 
-Decays are powers of two: with l the sum of s a / log(2) over a chunk's tokens up to t, decays [num_tokens, H] holds
-l[t] and leads [num_tokens, H] l[t] - log2(s[t]), so that t gathers 2^(decays[t] - leads[u]) (c[t] . b[u]) x[u].
+Decays are powers of two: with l the sum of s a / log(2) over a chunk's tokens up to t, decays [H, num_tokens] holds
+l[t] and leads [H, num_tokens] l[t] - log2(s[t]), so that t gathers 2^(decays[t] - leads[u]) (c[t] . b[u]) x[u].
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from model_states_mamba.kernels.ssd_parts import (
 )
 
 _CHUNK: Final = 64
-# Heads that a program of the second kernel takes in turn, and those whose inputs are on their way.
-_HEADS, _STAGES = 6, 3
-_PIECE_N: Final = 128  # columns of a state that a program of the first kernel takes
+_PROGRAMS: Final = 256  # two of them fill a multiprocessor of an H200
+_DECAY_HEADS: Final = 16  # that a program of the first kernel takes
+_PIECE_N: Final = 128  # columns of a state that a program of the second kernel takes
 
 
 def _num_slots(num_tokens: int, num_rows: int, chunk: int) -> int:
@@ -46,14 +47,74 @@ def _first_slot(start, row, CHUNK: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _ssd_states_kernel(
-    x,
+def _row_of_slot(slot, query_start_loc, num_rows, CHUNK: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """The last row whose first slot is not behind `slot`."""
+    row = -1
+    for first in range(0, num_rows, BLOCK):
+        rows = first + tl.arange(0, BLOCK)
+        starts = tl.load(query_start_loc + rows, mask=rows < num_rows, other=0)
+        is_before = (_first_slot(starts, rows, CHUNK) <= slot) & (rows < num_rows)
+        row += tl.sum(is_before.to(tl.int32), 0)
+    return row
+
+
+@triton.jit
+def _chunk_of_slot(
+    slot, query_start_loc, seq_lens, num_rows, CHUNK: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Row of a slot, its chunk k of that row, the chunk's first token, and its tokens: 0 where there is none.
+
+    A row of one token is `_ssd_decode_kernel`'s.
+    """
+    row = _row_of_slot(slot, query_start_loc, num_rows, CHUNK, 256)
+    start = tl.load(query_start_loc + row)
+    num_tokens = tl.load(query_start_loc + row + 1) - start
+    end = tl.load(seq_lens + row)
+    k = slot - _first_slot(start, row, CHUNK)
+    first, last = chunk_bounds(end - num_tokens, end, CHUNK, k)
+    return row, k, (start + first - end + num_tokens).to(tl.int64), tl.where(num_tokens > 1, last - first, 0)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+def _ssd_decays_kernel(
     dt,
-    b,
     a,
     dt_bias,
     dt_low,
     dt_high,
+    query_start_loc,
+    seq_lens,
+    num_rows,
+    decays,
+    leads,
+    num_tokens,
+    DT_STRIDE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+) -> None:
+    _, _, begin, count = _chunk_of_slot(tl.program_id(0), query_start_loc, seq_lens, num_rows, CHUNK)
+    if count > 0:
+        t, h = tl.arange(0, BLOCK_T), tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+        has_t, has_h = (t < count)[:, None], h < NUM_HEADS
+        rate = tl.load(a + h, mask=has_h, other=0.0) * 1.4426950408889634
+        bias = tl.load(dt_bias + h, mask=has_h, other=0.0)
+        dt_at = dt + begin * DT_STRIDE + t[:, None] * DT_STRIDE + h[None, :]
+        raw = tl.load(dt_at, mask=has_t & has_h[None, :], other=0.0).to(tl.float32)
+        seconds = tl.where(has_t, time_step(raw + bias[None, :], dt_low, dt_high), 0.0)
+        decay = tl.cumsum(seconds * rate[None, :], 0)
+        # A time step of 0 has no logarithm: one of 2^-123 adds nothing either.
+        lead = decay - tl.log2(tl.maximum(seconds, 1e-37))
+        place = h.to(tl.int64)[None, :] * num_tokens + begin + t[:, None]
+        tl.store(decays + place, decay, mask=has_t & has_h[None, :])
+        tl.store(leads + place, lead, mask=has_t & has_h[None, :])
+
+
+@triton.jit(do_not_specialize=["step_tokens"])
+def _ssd_states_kernel(
+    x,
+    b,
     pool,
     query_start_loc,
     seq_lens,
@@ -65,8 +126,8 @@ def _ssd_states_kernel(
     starts,
     decays,
     leads,
+    step_tokens,
     X_STRIDE: tl.constexpr,
-    DT_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -100,17 +161,20 @@ def _ssd_states_kernel(
         source = tl.load(source_rows + row).to(tl.int64)
         final = tl.load(final_rows + row)
         scratch = tl.load(scratch_rows + row)
-        rate, bias = tl.load(a + head) * 1.4426950408889634, tl.load(dt_bias + head)
-        state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
+        has_source = has_n[None, :] & (p < tl.where(source > 0, HEAD_SIZE - first_p, 0))[:, None]
+        state = tl.load(pool + source * pool_stride + place, mask=has_source, other=0.0).to(tl.float32)
         first_slot = _first_slot(start, row, CHUNK) - computed // CHUNK
         unit, num_chunks = row_chunks(computed, end, scratch, CHUNK)
-        # A row with drafts goes token by token, but its outputs come in chunks too: the chunk's decay so far.
+        decays += head.to(tl.int64) * step_tokens
+        leads += head.to(tl.int64) * step_tokens
+        # A row with drafts goes token by token, but its decays are those of chunks: the chunk's so far.
         before = 0.0
         for k in range(num_chunks):
             first, last = chunk_bounds(computed, end, unit, k)
             begin = (start + first - computed).to(tl.int64)
             has_t = t < last - first
-            raw = tl.load(dt + (begin * DT_STRIDE + head) + t * DT_STRIDE, mask=has_t, other=0.0)
+            lead = tl.load(leads + begin + t, mask=has_t, other=0.0)
+            decay = tl.load(decays + (begin + last - first - 1))
             x_at = x + (begin * X_STRIDE + channel) + t[:, None] * X_STRIDE + p[None, :]
             xs = tl.load(x_at, mask=has_t[:, None] & has_p[None, :], other=0.0)
             b_at = b + (begin * B_STRIDE + column) + t[:, None] * B_STRIDE + n[None, :]
@@ -120,18 +184,10 @@ def _ssd_states_kernel(
                 tl.store(
                     starts + slot * pool_stride + place, state.to(starts.dtype.element_ty), mask=has_state
                 )
-            seconds = tl.where(has_t, time_step(raw.to(tl.float32) + bias, dt_low, dt_high), 0.0)
-            decay = tl.cumsum(seconds * rate, 0)
-            total = tl.sum(seconds * rate, 0)
-            # A time step of 0 has no logarithm: one of 2^-123 adds nothing either.
-            lead = decay - tl.log2(tl.maximum(seconds, 1e-37))
             before = tl.where(first % CHUNK == 0, 0.0, before)
-            token = (begin * NUM_HEADS + head) + t * NUM_HEADS
-            tl.store(decays + token, before + decay, mask=has_t)
-            tl.store(leads + token, before + lead, mask=has_t)
-            before += total
-            left = (xs.to(tl.float32) * tl.exp2(total - lead)[:, None]).to(xs.dtype)
-            state = tl.dot(tl.trans(left), bs, state * tl.exp2(total), input_precision="ieee")
+            left = (xs.to(tl.float32) * tl.exp2(decay - lead)[:, None]).to(xs.dtype)
+            state = tl.dot(tl.trans(left), bs, state * tl.exp2(decay - before), input_precision="ieee")
+            before = decay
             table = block_table + row.to(tl.int64) * block_table_stride
             own, block = chunk_targets(computed, end, last, final, scratch, table, BLOCK_SIZE)
             kept = state.to(pool.dtype.element_ty)
@@ -141,19 +197,7 @@ def _ssd_states_kernel(
                 tl.store(pool + block * pool_stride + place, kept, mask=has_state)
 
 
-@triton.jit
-def _row_of_slot(slot, query_start_loc, num_rows, CHUNK: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
-    """The last row whose first slot is not behind `slot`."""
-    row = -1
-    for first in range(0, num_rows, BLOCK):
-        rows = first + tl.arange(0, BLOCK)
-        starts = tl.load(query_start_loc + rows, mask=rows < num_rows, other=0)
-        is_before = (_first_slot(starts, rows, CHUNK) <= slot) & (rows < num_rows)
-        row += tl.sum(is_before.to(tl.int32), 0)
-    return row
-
-
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _ssd_outputs_kernel(
     x,
     b,
@@ -166,6 +210,7 @@ def _ssd_outputs_kernel(
     starts,
     decays,
     leads,
+    num_tokens,
     y,
     gate,
     GATE_STRIDE: tl.constexpr,
@@ -189,22 +234,15 @@ def _ssd_outputs_kernel(
     STAGES: tl.constexpr,
 ) -> None:
     first_head, slot = tl.program_id(0) * HEADS, tl.program_id(1)
-    row = _row_of_slot(slot, query_start_loc, num_rows, CHUNK, 256)
-    start = tl.load(query_start_loc + row)
-    num_tokens = tl.load(query_start_loc + row + 1) - start
-    end = tl.load(seq_lens + row)
-    source = tl.load(source_rows + row)
-    computed = end - num_tokens
-    k = slot - _first_slot(start, row, CHUNK)
-    first, last = chunk_bounds(computed, end, CHUNK, k)
-    if (num_tokens > 1) & (first < end):
+    row, k, begin, count = _chunk_of_slot(slot, query_start_loc, seq_lens, num_rows, CHUNK)
+    if count > 0:
+        source = tl.load(source_rows + row)
         first_p = tl.program_id(2) * BLOCK_P
         p, n, t = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_T)
         num_channels = HEAD_SIZE - first_p
-        has_p, has_n, has_t = p < num_channels, n < STATE_SIZE, t < last - first
+        has_p, has_n, has_t = p < num_channels, n < STATE_SIZE, t < count
         has_x, has_b = has_t[:, None] & has_p[None, :], has_t[:, None] & has_n[None, :]
         column = first_head // (NUM_HEADS // NUM_GROUPS) * STATE_SIZE
-        begin = (start + first - computed).to(tl.int64)
         c_at = c + (begin * C_STRIDE + column) + t[:, None] * C_STRIDE + n[None, :]
         cs = tl.load(c_at, mask=has_b, other=0.0)
         b_at = b + (begin * B_STRIDE + column) + t[:, None] * B_STRIDE + n[None, :]
@@ -221,7 +259,7 @@ def _ssd_outputs_kernel(
             state_at = starts + (slot.to(tl.int64) * NUM_HEADS * HEAD_SIZE + channel) * STATE_SIZE
             state_at += p[:, None] * STATE_SIZE + n[None, :]
             state = tl.load(state_at, mask=has_start[:, None] & has_n[None, :], other=0.0)
-            token = (begin * NUM_HEADS + head) + t * NUM_HEADS
+            token = head.to(tl.int64) * num_tokens + begin + t
             decay = tl.load(decays + token, mask=has_t, other=0.0)
             lead = tl.load(leads + token, mask=has_t, other=0.0)
             gates, factors, skip = 0.0, 1.0, tl.load(d + head)
@@ -242,6 +280,17 @@ def _ssd_outputs_kernel(
             tl.store(target, ys.to(y.dtype.element_ty), mask=has_x)
 
 
+def _states_options(num_programs: int) -> dict[str, int]:
+    """Where there are many programs they hide each other's waits, and three of them fit on a multiprocessor."""
+    return {"num_stages": 1, "maxnreg": 168} if num_programs > _PROGRAMS else {"num_stages": 2}
+
+
+def _heads_in_turn(num_heads: int, by_group: int, num_chunks: int) -> int:
+    """Heads of one group that a program takes in turn: the inputs of some come while another is computed."""
+    most = max(num_heads * num_chunks // _PROGRAMS, 1)
+    return next(heads for n in (24, 4, 1) if (heads := math.gcd(by_group, n)) <= most)
+
+
 def ssd_chunks_triton(
     x: torch.Tensor,
     dt: torch.Tensor,
@@ -253,18 +302,29 @@ def ssd_chunks_triton(
     y: torch.Tensor,
     after: Gated | None = None,
 ) -> None:
-    """Launch a program for each row, head and piece of a state, then one for each chunk, head and piece of a head."""
+    """Launch the three kernels: by chunk and heads, by row, head and piece of a state, by chunk, heads and piece."""
     num_rows, (num_heads, head_size, state_size) = len(step.seq_lens), pool.shape[1:]
     chunk = min(_CHUNK, step.block_size)
     num_slots = _num_slots(len(x), num_rows, chunk)
     starts = x.new_empty(num_slots, num_heads, head_size, state_size)
-    decays, leads = x.new_empty(2, len(x), num_heads, dtype=torch.float32)
+    decays, leads = x.new_empty(2, num_heads, len(x), dtype=torch.float32)
     sizes = constants(pool, b, after)
     flags = {name: sizes.pop(name) for name in ("HAS_GATE", "HAS_NORM", "GATE_LAST")}
     sizes |= {"CHUNK": chunk, "BLOCK_T": max(chunk, 16)}
     block_n = min(sizes["BLOCK_N"], _PIECE_N)
-    _ssd_states_kernel[(num_rows, num_heads, num_pieces(head_size) * triton.cdiv(state_size, block_n))](
-        *(x, dt, b, weights.a, weights.dt_bias, *weights.dt_limits, pool),
+    _ssd_decays_kernel[(num_slots, triton.cdiv(num_heads, _DECAY_HEADS))](
+        *(dt, weights.a, weights.dt_bias, *weights.dt_limits),
+        *(step.query_start_loc, step.seq_lens, num_rows),
+        *(decays, leads, len(x)),
+        dt.stride(0),
+        NUM_HEADS=num_heads,
+        CHUNK=chunk,
+        BLOCK_T=sizes["BLOCK_T"],
+        BLOCK_H=_DECAY_HEADS,
+    )
+    grid = (num_rows, num_heads, num_pieces(head_size) * triton.cdiv(state_size, block_n))
+    _ssd_states_kernel[grid](
+        *(x, b, pool),
         step.query_start_loc,
         step.seq_lens,
         step.source_rows,
@@ -272,25 +332,22 @@ def ssd_chunks_triton(
         step.scratch_rows,
         step.block_table,
         step.block_table.stride(0),
-        *(starts, decays, leads),
-        *(x.stride(0), dt.stride(0), b.stride(0)),
+        *(starts, decays, leads, len(x)),
+        *(x.stride(0), b.stride(0)),
         **{**sizes, "BLOCK_N": block_n},
         BLOCK_SIZE=step.block_size,
-        num_stages=2,
+        **_states_options(math.prod(grid)),
     )
-    heads = math.gcd(num_heads // b.shape[1], _HEADS)
+    heads = _heads_in_turn(num_heads, num_heads // b.shape[1], triton.cdiv(len(x), chunk))
     _ssd_outputs_kernel[(num_heads // heads, num_slots, num_pieces(head_size))](
         *(x, b, c, weights.d),
-        step.query_start_loc,
-        step.seq_lens,
-        step.source_rows,
-        num_rows,
-        *(starts, decays, leads),
+        *(step.query_start_loc, step.seq_lens, step.source_rows, num_rows),
+        *(starts, decays, leads, len(x)),
         y,
         *gate_arguments(x, after),
         *(x.stride(0), b.stride(0), c.stride(0)),
         **sizes,
         **flags,
         HEADS=heads,
-        STAGES=_STAGES,
+        STAGES=3,
     )
