@@ -34,6 +34,7 @@ ENCODER_OPTIONS: Final[Mapping[str, str]] = {
     "cross_attention_dtype": "of kept encoder outputs: 'int8' halves memory and traffic; 'auto' is the model's",
 }
 _DEFAULT_BATCH: Final = 16
+_PAUSE: Final = 32  # steps between runs of one input, while most slots are taken; a full batch has none after it
 _GPU_SHARE: Final = 0.4  # of the free memory, where the number of entries is not given
 _CPU_BYTES: Final = 4 << 30
 
@@ -111,6 +112,8 @@ class CrossAttention(Component):
         self._keys: dict[int, bytes] = {}
         self._fills: list[Fill] = []  # of requests that were let in
         self._expected: dict[bytes, Mapping[str, Any]] = {}  # next ones that wait, in order
+        self._pause = 0  # steps until the encoder runs for a batch that may not be full
+        self._many_rows = -(-3 * config.max_num_reqs // 4)
         self._is_joining = False  # a request was let in before its entry was done
         self._ahead: set[bytes] = set()  # what the encoder runs on for requests that wait
         self.rows: CrossRows | None = None
@@ -141,12 +144,18 @@ class CrossAttention(Component):
 
     @hookimpl
     def reserve(self, request: RequestInputs) -> Mapping[str, str]:
-        """An entry, and while rows run one that is filled; else within the step's budget of encoder runs."""
+        """An entry, and while rows run one that is filled; else within the step's budget of encoder runs.
+
+        Where most slots are taken they come free one by one, and a run for each would hold up all rows each time.
+        """
         self._note_filled(self.runs.take_done())
         key = self._key(request)
-        if self.max_ahead and self._keys and not self.pool.is_filled(key):
-            self._expected.setdefault(key, request.model_inputs)
-            return {"encoder": "it is to run for this request, beside the rows that run"}
+        if self._keys and not self.pool.is_filled(key):
+            if self.max_ahead:
+                self._expected.setdefault(key, request.model_inputs)
+                return {"encoder": "it is to run for this request, beside the rows that run"}
+            if self._pause and len(self._keys) >= self._many_rows:
+                return {"encoder": "it is to run for several requests at once"}
         shortage = self.pool.reserve(key)
         return {} if shortage is None else {"encoder entries": shortage}
 
@@ -186,6 +195,10 @@ class CrossAttention(Component):
         """Fill the entries that were taken anew; with none, those of requests that wait."""
         self._note_filled(self.runs.take_done())
         fills, self._fills = self._fills, []
+        if fills:
+            self._pause = _PAUSE * max(self._batch_size - len(fills), 0) // self._batch_size
+        elif self._pause:
+            self._pause -= 1
         for first in range(0, len(fills), self._batch_size):
             self.runs.launch(fills[first : first + self._batch_size])
         if self._is_joining:

@@ -78,6 +78,29 @@ def test_requests_that_arrive_while_others_run(speech: SpeechModel, speech_llm: 
     _check([outputs[0], outputs[1]], speech, CASES[:2])
 
 
+@pytest.mark.parametrize("pause", [0, 32])
+def test_slots_that_come_free_one_by_one_are_filled_several_at_once(
+    pause: int, speech: SpeechModel, speech_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model_states.components.cross_attention._PAUSE", pause)
+    sizes: list[int] = []
+    launch = EncoderRuns.launch
+    monkeypatch.setattr(
+        EncoderRuns, "launch", lambda runs, fills: (sizes.append(len(fills)), launch(runs, fills))[1]
+    )
+    llm = speech_llm(model_options={"encoder_batch": 8}, max_num_reqs=8, num_blocks=200)
+    sizes.clear()
+    lengths = [5 + 4 * i for i in range(8)]  # of the first eight
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in [*lengths, *lengths]
+    ]
+    outputs = llm.generate([ask(seed, [3, seed + 4]) for seed in range(16)], params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == 2 * lengths
+    assert sum(sizes) == 16
+    # The first after a full batch at once; after that those that came free until few rows ran, or enough steps had.
+    assert sizes == ([8, 1, 3, 4] if pause else [8, *[1] * 8])
+
+
 def test_steps_are_replayed(speech: SpeechModel, speech_llm: MakeLLM) -> None:
     with replayed_steps():
         llm = speech_llm()
