@@ -35,6 +35,7 @@ class WhisperState(ModelState):
     architectures: ClassVar[tuple[str, ...]] = ("WhisperForConditionalGeneration",)
     capabilities: ClassVar[frozenset[str]] = frozenset({"chunked_prefill", "prefix_cache", "graphs"})
     options: ClassVar[Mapping[str, str]] = ENCODER_OPTIONS
+    compiles_ahead: ClassVar[bool] = True
     embedded_tasks: ClassVar[Mapping[str, str]] = {
         TRANSCRIPTION: "understands synthetic speech only; give --model openai/whisper-small"
     }
