@@ -9,9 +9,10 @@ figure is the median of `--repeats` runs after two that compile and record, or o
 
 `--ways` says how the windows come: `batch`, all there at the start; `arriving`, four times as many (`--rounds`), one
 by one at the rate that the batch reached; `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading,
-resampling and features, by as many processes as there are cores, whose start counts too. Of arriving windows the speed
-at which the middle half leaves counts, for that is what a server can keep up with: the first ones meet an idle device
-and the last ones leave one behind. How long a window takes from its arrival is given beside it (median and most).
+resampling and features, by as many processes as there are cores, which start when the run does. Of the latter two the
+speed at which the middle half leaves counts, for that is what a server can keep up with: the first ones meet an idle
+device, or processes that only start, and the last ones leave an idle device behind. The speed of all of them, and how
+long an arriving window takes (median and most), are given beside it.
 
 `transcribe` is `LLM.transcribe` as users call it, with timestamp rules, log-probabilities and a look for silence, of as
 many recordings of a window each; `transcribe-wav` reads these from files, and `transcribe-long` has one recording of
@@ -114,10 +115,10 @@ def measure_ways(llm: LLM, features: torch.Tensor, args: argparse.Namespace) -> 
     count, rate = args.rounds * windows, found["speed"] / WINDOW_SECONDS
     if "arriving" in args.ways:
         arriving = ArrivingWindows(llm, prompts, num_tokens, count, rate)
-        yield {"way": "arriving", **measure_arriving(arriving, num_tokens, args.repeats)}
+        yield {"way": "arriving", **measure_going_on(arriving, num_tokens, args.repeats)}
     if "wav" in args.ways:
         with WavFiles(llm, PROMPT, num_tokens, windows, count) as files:
-            yield {"way": "wav", **measure_one(files.run, num_tokens, args.repeats, 1)}
+            yield {"way": "wav", **measure_going_on(files, num_tokens, args.repeats)}
     for way in (way for way in args.ways if way in TRANSCRIBING):
         with Recordings(llm, count) as recordings:
             yield {"way": way, **measure_one(partial(TRANSCRIBING[way], recordings), None, args.repeats, 1)}
@@ -165,19 +166,25 @@ def measure_one(
     return {"tokens": tokens, "seconds": seconds, "speed": speed}
 
 
-def measure_arriving(arriving: ArrivingWindows, num_tokens: int, repeats: int) -> dict[str, Any]:
-    """Speed at which the middle half of the windows leaves, and how long one takes from its arrival."""
-    runs = []
+def measure_going_on(way: ArrivingWindows | WavFiles, num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Speed at which the middle half of the windows leaves; how long all of them take, and one from its arrival."""
+    spans: list[float] = []
+    latencies: list[tuple[float, float]] = []
 
     def run() -> Count:
-        count = arriving.run()
-        runs.append((arriving.middle_seconds(), *median_and_most(arriving.latencies)))
+        count = way.run()
+        spans.append(way.middle_seconds())
+        if isinstance(way, ArrivingWindows):
+            latencies.append(median_and_most(way.latencies))
         return count
 
     found = measure_one(run, num_tokens, repeats, 1)
-    spans, middle, most = zip(*runs[-repeats:], strict=True)
-    speed = WINDOW_SECONDS * (found["tokens"] // num_tokens // 2) / median(spans)
-    return {**found, "seconds": list(spans), "speed": speed, "latency_s": [median(middle), median(most)]}
+    seconds = spans[-repeats:]
+    speed = WINDOW_SECONDS * (found["tokens"] // num_tokens // 2) / median(seconds)
+    result = {**found, "seconds": seconds, "speed": speed, "whole_speed": found["speed"]}
+    if latencies:
+        result["latency_s"] = [median(values) for values in zip(*latencies[-repeats:], strict=True)]
+    return result
 
 
 def median_and_most(values: Sequence[float]) -> tuple[float, float]:
@@ -196,6 +203,7 @@ def measure(args: argparse.Namespace) -> Report:
                 print(
                     f"{_label(found)}, {found['windows']} at once: {found['speed']:,.0f} s/s ({took} s)",
                     *(f"latency {seconds:.2f} s" for seconds in found.get("latency_s", ())),
+                    *(f"of all {found[name]:,.0f} s/s" for name in ("whole_speed",) if name in found),
                     flush=True,
                 )
         free_memory()

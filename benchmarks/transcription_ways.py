@@ -27,10 +27,25 @@ from model_states.tasks import Program, TaskRequest
 FILE_RATE = 44100  # samples a second of the files
 
 
-class ArrivingWindows:
+class GoingOn:
+    """Windows that come and leave for a while.
+
+    ends: of the last run's windows, seconds since it began.
+    """
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def middle_seconds(self) -> float:
+        """Between the end of the first quarter of the windows and that of the third, in the last run."""
+        quarter = len(self.ends) // 4
+        return self.ends[quarter + len(self.ends) // 2 - 1] - self.ends[quarter - 1]
+
+
+class ArrivingWindows(GoingOn):
     """Windows that are added one by one at a steady rate, as a server would, while the engine steps.
 
-    ends, latencies: of the last run's windows, seconds since the first arrival and since their own.
+    latencies: of the last run's windows, seconds since their arrival.
     """
 
     def __init__(
@@ -38,8 +53,8 @@ class ArrivingWindows:
     ) -> None:
         """prompts: taken in turn, `count` times. rate: windows a second."""
         self._engine, self._prompts, self._num_tokens = llm.engine, prompts, num_tokens
+        super().__init__()
         self._count, self._rate = count, rate
-        self.ends: list[float] = []
         self.latencies: list[float] = []
 
     def run(self) -> tuple[int, int]:
@@ -66,21 +81,17 @@ class ArrivingWindows:
         engine.settle()
         return self._count, num_tokens
 
-    def middle_seconds(self) -> float:
-        """Between the end of the first quarter of the windows and that of the third, in the last run."""
-        quarter = self._count // 4
-        return self.ends[quarter + self._count // 2 - 1] - self.ends[quarter - 1]
-
     def _note_end(self, index: int, seconds: float) -> None:
         self.ends.append(seconds)
         self.latencies.append(seconds - index / self._rate)
 
 
-class WavFiles:
+class WavFiles(GoingOn):
     """Stereo WAV files of one window of noise each, in a temporary directory, as programs that read and decode them."""
 
     def __init__(self, llm: LLM, prompt: Sequence[int], num_tokens: int, num_files: int, count: int) -> None:
         """num_files: taken in turn, `count` times."""
+        super().__init__()
         state: Any = llm.engine.runner.model_state
         features = state.encoder.features
         self._llm, self._prompt, self._num_tokens, self._count = llm, prompt, num_tokens, count
@@ -93,13 +104,15 @@ class WavFiles:
 
     def run(self) -> tuple[int, int]:
         """Windows and tokens, once the last one is done; begins with no process to read with."""
+        self.ends, num_tokens, started = [], 0, time.perf_counter()
         with AudioPool() as pool:
             programs = (self._transcribe(pool, path) for path in islice(cycle(self._paths), self._count))
-            ends = list(self._llm.run(programs))
-        for end in ends:
-            if end.error is not None:
-                raise end.error
-        return len(ends), sum(end.result for end in ends)
+            for end in self._llm.run(programs):
+                if end.error is not None:
+                    raise end.error
+                self.ends.append(time.perf_counter() - started)
+                num_tokens += end.result
+        return len(self.ends), num_tokens
 
     def _transcribe(self, pool: AudioPool, path: Path) -> Program:
         (loaded,) = yield [partial(pool.load, path, self._rate)]
