@@ -24,7 +24,7 @@ from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_
 from model_states.kernels.triton_import import tl, triton
 from model_states.kernels.write_entries import Entries
 
-_PROGRAMS = 800  # that read at the rate of the memory
+_PROGRAMS = 960  # that read at the rate of the memory
 _WARPS = 4
 _POSITIONS = 4  # of a stream at a time
 MAX_PARTS = 16
