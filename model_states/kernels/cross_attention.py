@@ -79,6 +79,14 @@ def _row_of_tile(query_start_loc, num_rows, tile, TILE: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
+def _widened(x, DTYPE: tl.constexpr) -> tl.tensor:
+    """x in another dtype. Of int8 in fp16, 128 + x are the low bits of 1024: sooner there than by a conversion."""
+    if x.dtype == tl.int8 and DTYPE == tl.float16:
+        return ((x.to(tl.int16) + 128) | 0x6400).to(tl.float16, bitcast=True) - 1152.0
+    return x.to(DTYPE)
+
+
+@triton.jit
 def _attend(
     q,
     keys,
@@ -110,7 +118,7 @@ def _attend(
             mask=inside[:, None] & (d < HEAD_SIZE)[None, :],
             other=0.0,
         )
-        k, v = k.to(q.dtype), v.to(q.dtype)
+        k, v = _widened(k, q.dtype), _widened(v, q.dtype)
         scores = tl.dot(q, k, input_precision=PRECISION) * (scale * 1.4426950408889634)
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))

@@ -68,7 +68,8 @@ def _case(
 def test_kernel_equals_twin(query_lens, padding, heads, parts, is_int8, device, monkeypatch):
     monkeypatch.setattr(step, "num_parts", lambda num_rows, num_heads: parts)
     query, keys, values, rows = _case(device, query_lens, padding, *heads, is_int8=is_int8)
-    out, expected = (torch.full(query.shape, POISON, device=device) for _ in range(2))
+    query = query.half() if is_int8 else query
+    out, expected = (torch.full_like(query, POISON) for _ in range(2))
     cross_attention_torch(expected, query, keys, values, rows, 0.3)
     close = {"rtol": 1e-3, "atol": 1e-3} if is_int8 else {"rtol": 1e-5, "atol": 1e-5}
     num_values, num_counters = step.scratch_sizes(len(rows.idx_mapping), *heads[::2])
