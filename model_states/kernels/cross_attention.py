@@ -79,11 +79,11 @@ def _row_of_tile(query_start_loc, num_rows, tile, TILE: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def _widened(x, DTYPE: tl.constexpr) -> tl.tensor:
+def _widened(x, dtype: tl.constexpr) -> tl.tensor:
     """x in another dtype. Of int8 in fp16, 128 + x are the low bits of 1024: sooner there than by a conversion."""
-    if x.dtype == tl.int8 and DTYPE == tl.float16:
+    if x.dtype == tl.int8 and dtype == tl.float16:
         return ((x.to(tl.int16) + 128) | 0x6400).to(tl.float16, bitcast=True) - 1152.0
-    return x.to(DTYPE)
+    return x.to(dtype)
 
 
 @triton.jit
