@@ -282,7 +282,7 @@ def _ssd_outputs_kernel(
 
 def _states_options(num_programs: int) -> dict[str, int]:
     """Where there are many programs they hide each other's waits, and three of them fit on a multiprocessor."""
-    return {"num_stages": 1, "maxnreg": 168} if num_programs > _PROGRAMS else {"num_stages": 2}
+    return {"num_stages": 1, "maxnreg": 168} if num_programs > _PROGRAMS else {"num_stages": 3}
 
 
 def _heads_in_turn(num_heads: int, by_group: int, num_chunks: int) -> int:
