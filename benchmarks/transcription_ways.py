@@ -116,12 +116,10 @@ class WavFiles(GoingOn):
 
     def _transcribe(self, pool: AudioPool, path: Path) -> Program:
         (loaded,) = yield [partial(pool.load, path, self._rate)]
-        samples = loaded[: self._num_samples].copy()
-        samples[0] = (
-            next(self._numbers) * 2.0**-24
-        )  # no two are equal, or the encoder would run once for both
+        # A name for each window, as `LLM.transcribe` gives one: equal content would be encoded once.
+        inputs = {"audio": loaded[: self._num_samples], "key": f"{path}/{next(self._numbers)}"}
         params = {"temperature": 0.0, "max_tokens": self._num_tokens, "ignore_eos": True}
-        (output,) = yield [TaskRequest(self._prompt, params, {"audio": samples})]
+        (output,) = yield [TaskRequest(self._prompt, params, inputs)]
         return len(output.token_ids)
 
     def _write(self, index: int, samples: np.ndarray) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from importlib.util import find_spec
 
 from core_runner.audio.buffer import Decoded, SampleBuffer
@@ -43,7 +44,7 @@ def decode_source(source: Source, sampling_rate: int) -> Decoded:
 
 def needs_av(source: Source, sampling_rate: int) -> bool:
     """Whether PyAV is there and will be used; False too for what cannot be read, or be read twice."""
-    if hasattr(source, "read") or find_spec("av") is None:
+    if hasattr(source, "read") or not _has_av():
         return False
     try:
         with opened(source) as file:
@@ -51,6 +52,11 @@ def needs_av(source: Source, sampling_rate: int) -> bool:
     except (AudioError, OSError):
         return False
     return wav is None or wav.rate != sampling_rate
+
+
+@cache
+def _has_av() -> bool:
+    return find_spec("av") is not None
 
 
 def _require_av(name: str) -> None:

@@ -1,15 +1,19 @@
 """Decoding in a process of its own: PyAV needs the interpreter lock for every frame, so that threads take turns.
 
 What crosses the pipes: a request is a pickle of (source, sampling_rate); an answer is a pickle of (number of samples,
-damage) and the samples as they lie in memory, or of an error's text.
+damage), or of an error's text. The samples lie in a file without a name that both processes have open, so that one call
+takes them all: a pipe holds a few at a time, and each time a thread of ours would want the interpreter lock, from the
+one that steps the engine.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from typing import IO, Final
 
@@ -20,12 +24,12 @@ from core_runner.audio.load import decode_source
 from core_runner.audio.sources import Source, name_of
 from core_runner.errors import AudioError
 
-_PIPE_BYTES: Final = 1 << 20
+_KEPT_BYTES: Final = 1 << 24  # of a file that is used again and again
 # With this process's import paths. Unlike multiprocessing, it does not run the caller's main module, which may have no
 # guard.
 _START: Final = (
-    "import sys; sys.path[:] = sys.argv[1:]; from core_runner.audio.process import serve; "
-    "serve(sys.stdin.buffer, sys.stdout.buffer)"
+    "import sys; sys.path[:] = sys.argv[2:]; from core_runner.audio.process import serve; "
+    "serve(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]))"
 )
 
 
@@ -34,12 +38,15 @@ class DecodeProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._samples: io.FileIO | None = None  # what the process writes them to
 
     def decode(self, source: Source, sampling_rate: int) -> Decoded:
         """As `load.decode_source`; `AudioError` also where the process dies of it."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
+        file = self._samples
+        assert file is not None
         try:
             pickle.dump((_portable(source), sampling_rate), process.stdin)
             process.stdin.flush()
@@ -48,7 +55,7 @@ class DecodeProcess:
                 raise AudioError(answer)
             num_samples, damage = answer
             samples = np.empty(num_samples, dtype=np.float32)
-            _read_into(process.stdout, samples.view(np.uint8).data)
+            _read_into(file, samples.view(np.uint8).data)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5.0)  # for the status that it ends with by itself
@@ -64,6 +71,7 @@ class DecodeProcess:
         if process is not None:
             process.kill()
             process.wait()
+            self._samples = None  # closed by whoever is the last to read it
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdout.close()
@@ -71,20 +79,22 @@ class DecodeProcess:
                 process.stdin.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._samples = _nameless_file()
+        number = self._samples.fileno()
         # In a session of its own, Ctrl-C is for us; it ends when its standard input does.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, *sys.path],
+            [sys.executable, "-c", _START, str(number), *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            pipesize=_PIPE_BYTES,
+            pass_fds=(number,),
             start_new_session=True,
         )
         return self._process
 
 
-def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """The process: answer every request until there are no more."""
+def serve(requests: IO[bytes], answers: IO[bytes], samples: int) -> None:
+    """The process: answer every request until there are no more. samples: descriptor of the file for them."""
     while True:
         try:
             source, sampling_rate = pickle.load(requests)
@@ -95,8 +105,10 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         except AudioError as error:
             pickle.dump(str(error), answers)
         else:
-            pickle.dump((len(decoded.samples), decoded.damage), answers)
-            answers.write(decoded.samples.view(np.uint8).data)
+            answer = len(decoded.samples), decoded.damage
+            _write_from(samples, decoded.samples.view(np.uint8).data)
+            del decoded  # an hour is 230 MB, which the other process takes now
+            pickle.dump(answer, answers)
         answers.flush()
 
 
@@ -104,9 +116,29 @@ def _portable(source: Source) -> str | bytes:
     return os.fspath(source) if isinstance(source, str | os.PathLike) else bytes(source)  # type: ignore[arg-type]
 
 
-def _read_into(file: IO[bytes], target: memoryview) -> None:
+def _nameless_file() -> io.FileIO:
+    """In memory where the system has that."""
+    if hasattr(os, "memfd_create"):
+        return io.FileIO(os.memfd_create("core-runner-samples"), "r+")
+    with tempfile.TemporaryFile() as file:
+        return io.FileIO(os.dup(file.fileno()), "r+")
+
+
+def _write_from(file: int, source: memoryview) -> None:
+    """To the beginning of the file."""
+    place = 0
+    while place < len(source):
+        place += os.pwrite(file, source[place:], place)
+
+
+def _read_into(file: io.FileIO, target: memoryview) -> None:
+    """From the beginning of the file, which is emptied if that was much."""
+    num_bytes = len(target)
+    file.seek(0)
     while target:
-        num_bytes = file.readinto(target)  # type: ignore[attr-defined]
-        if not num_bytes:
+        num_read = file.readinto(target)
+        if not num_read:
             raise EOFError
-        target = target[num_bytes:]
+        target = target[num_read:]
+    if num_bytes > _KEPT_BYTES:
+        file.truncate(0)
