@@ -5,8 +5,8 @@
 Few groups of 64 ids are looked into. The holder of each group's largest noise has its score from `group_maxima`; the
 best of those is the best of all, unless another id of a group whose bound reaches it is better. Nor can the best score
 be less than the largest logit with the least noise there is. So the other ids are looked at in the groups alone whose
-bound reaches both: some twenty if few ids lead, and hardly any if none does. There every id has a bound of its own, of
-a few instructions, and of a group mostly one id reaches the best; so one is scored, and all only if another does.
+bound reaches both: some twenty if few ids lead, and hardly any if none does. There every id has a bound of its own, in
+a few instructions; of a group mostly one reaches the best, so ids are scored by rank of their bounds.
 
 `source` as in `groups`, `key` = (temperature, seed, position) of a row, `chosen`: scratch for as many int32 as a row
 has groups; logits and rows as in `gumbel_argmax`.
@@ -77,18 +77,20 @@ def _better_others(
     lane = tl.arange(0, _GROUP)[None, :]
     ids, is_open = groups[:, None] * _GROUP + lane, (x >= threshold) & (x > above) & (lane != holder[:, None])
     reach = tl.where(is_open, (x + tl.abs(x) * _ROOM) + temperature * most_noise, -float("inf"))
-    # Of each group the one id that is likely the best has its score; all have if another id might be better.
-    nothing = tl.full(x.shape, -float("inf"), tl.float32)
-    reach, top_ids, top_words, top, next_reach = tl.reduce((reach, ids, words, x, nothing), 1, _two_farthest)
-    scores = top + temperature * gumbel_of_other(top_words, least, gap, least_other)
-    scores = tl.where(reach > -float("inf"), scores, -float("inf"))
-    scores, top_ids, top, next_reach = tl.reduce((scores, top_ids, top, next_reach), 0, _better_and_reach)
-    score, token_id, logit = better(score, token_id, logit, scores, top_ids, top)
-    if (next_reach >= score) & (next_reach > -float("inf")):
-        noise = gumbel_of_other(words, least[:, None], gap[:, None], least_other[:, None])
-        of_groups = tl.reduce((tl.where(is_open, x + temperature * noise, -float("inf")), ids, x), 1, better)
-        other, other_id, other_logit = tl.reduce(of_groups, 0, better)
+    nothing, goes_on = tl.full(x.shape, -float("inf"), tl.float32), tl.full((), 1, tl.int32)
+    # Of each group the id that is likely the best is scored, and seldom another.
+    while goes_on > 0:
+        far, far_ids, far_words, far_x, next_reach = tl.reduce(
+            (reach, ids, words, x, nothing), 1, _two_farthest
+        )
+        scores = far_x + temperature * gumbel_of_other(far_words, least, gap, least_other)
+        scores = tl.where(far > -float("inf"), scores, -float("inf"))
+        other, other_id, other_logit, next_reach = tl.reduce(
+            (scores, far_ids, far_x, next_reach), 0, _better_and_reach
+        )
         score, token_id, logit = better(score, token_id, logit, other, other_id, other_logit)
+        reach = tl.where(ids == far_ids[:, None], -float("inf"), reach)
+        goes_on = ((next_reach >= score) & (next_reach > -float("inf"))).to(tl.int32)
     return score, token_id, logit
 
 

@@ -57,10 +57,13 @@ class Launch(NamedTuple):
 
     num_warps: int
     max_registers: int | None
+    noise_first: bool  # before the logits are asked for, so that the holders' are asked for with them
 
 
-PLAIN = Launch(1, None)
-WITH_MORE = Launch(1, 168)  # filters or an overlay: twelve programs at once on an H200's multiprocessor
+# On a multiprocessor of an H200 some twenty programs run at once, which have about as much on its way as the first
+# cache holds: holders' logits that are asked for later are read again. Of those with filters or an overlay twelve run.
+PLAIN = Launch(1, None, True)
+WITH_MORE = Launch(1, 168, False)
 
 
 def top_p_alone(rows: SamplingRows, vocab_size: int) -> torch.Tensor:
@@ -165,6 +168,7 @@ def _group_maxima_kernel(
     purpose: tl.constexpr,
     FILTERS: tl.constexpr,
     GROUPS: tl.constexpr,
+    NOISE_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """GROUPS groups of one row."""
@@ -176,21 +180,25 @@ def _group_maxima_kernel(
     groups = first + tl.arange(0, GROUPS)
     base, at, is_group = logits + row * logits_stride, row * num_groups + groups, groups < num_groups
     ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-    x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"))
+    if not NOISE_FIRST:
+        x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"))
     temperature = load_temperature(rows, row)
     top_k, top_p, _ = load_filters(rows, row)
     seed, position = load_noise_key(rows, row)
-    held, logit = tl.full((GROUPS,), _NO_ID, tl.int32), tl.full((GROUPS,), -float("inf"), tl.float32)
+    held = tl.full((GROUPS,), _NO_ID, tl.int32)
     log_least, noise = tl.zeros((GROUPS,), tl.float32), tl.zeros((GROUPS,), tl.float32)
     if temperature > 0:
-        # While the logits are on their way.
         pairs = first // 2 + tl.arange(0, GROUPS // 2)
         least, gap, holder = pair_noise(seed, position, pairs, purpose, GROUPS // 2)
-        held = groups * _GROUP + holder
-        logit = tl.load(base + held, mask=held < vocab_size, other=-float("inf")).to(tl.float32)
-        logit = overlaid(logit, held, None, row, vocab_size, overlay)
-        log_least = tl.log(least)
+        held, log_least = groups * _GROUP + holder, tl.log(least)
         noise = temperature * most_gumbel(least + gap)
+    if NOISE_FIRST:
+        # Logits that nobody has read yet stay in the cache rather than those that somebody has.
+        x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"), eviction_policy="evict_first")
+        tl.debug_barrier()  # else the assembler may ask for the holders' first
+    logit = tl.load(base + held, mask=held < vocab_size, other=-float("inf")).to(tl.float32)
+    if temperature > 0:
+        logit = overlaid(logit, held, None, row, vocab_size, overlay)
     x = overlaid(x.to(tl.float32), ids, groups, row, vocab_size, overlay)
     most = tl.reduce(x, 1, larger)
     if PDL:
@@ -245,6 +253,7 @@ def group_maxima_triton(
         purpose=purpose,
         FILTERS=groups.sums is not None,
         GROUPS=PART,
+        NOISE_FIRST=shape.noise_first,
         num_warps=shape.num_warps * logits.element_size() // 2,
         maxnreg=shape.max_registers,
         **programmatic_launch(logits),
