@@ -57,13 +57,11 @@ class Launch(NamedTuple):
 
     num_warps: int
     max_registers: int | None
-    noise_first: bool  # before the logits are asked for, so that the holders' are asked for with them
 
 
-# On a multiprocessor of an H200 some twenty programs run at once, which have about as much on its way as the first
-# cache holds: holders' logits that are asked for later are read again. Of those with filters or an overlay twelve run.
-PLAIN = Launch(1, None, True)
-WITH_MORE = Launch(1, 168, False)
+PLAIN = Launch(1, None)
+WITH_MORE = Launch(1, 168)  # filters or an overlay: twelve programs at once on an H200's multiprocessor
+WITH_PENALTIES = Launch(1, 200)  # no filters: with 168 some would be kept in memory
 
 
 def top_p_alone(rows: SamplingRows, vocab_size: int) -> torch.Tensor:
@@ -168,7 +166,6 @@ def _group_maxima_kernel(
     purpose: tl.constexpr,
     FILTERS: tl.constexpr,
     GROUPS: tl.constexpr,
-    NOISE_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """GROUPS groups of one row."""
@@ -180,7 +177,7 @@ def _group_maxima_kernel(
     groups = first + tl.arange(0, GROUPS)
     base, at, is_group = logits + row * logits_stride, row * num_groups + groups, groups < num_groups
     ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-    if not NOISE_FIRST:
+    if FILTERS:
         x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"))
     temperature = load_temperature(rows, row)
     top_k, top_p, _ = load_filters(rows, row)
@@ -192,8 +189,10 @@ def _group_maxima_kernel(
         least, gap, holder = pair_noise(seed, position, pairs, purpose, GROUPS // 2)
         held, log_least = groups * _GROUP + holder, tl.log(least)
         noise = temperature * most_gumbel(least + gap)
-    if NOISE_FIRST:
-        # Logits that nobody has read yet stay in the cache rather than those that somebody has.
+    if not FILTERS:
+        # All logits, and right then the holders' once more: some twenty programs run at once on a multiprocessor, and
+        # their logits would soon push each other out of its cache. With filters there are too few to hide the noise.
+        # What has been read leaves the other cache first, rather than logits that have yet to be read.
         x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"), eviction_policy="evict_first")
         tl.debug_barrier()  # else the assembler may ask for the holders' first
     logit = tl.load(base + held, mask=held < vocab_size, other=-float("inf")).to(tl.float32)
@@ -242,7 +241,11 @@ def group_maxima_triton(
     overlay: Overlay | None = None,
 ) -> None:
     """One program for every `PART` groups of every row."""
-    shape = PLAIN if overlay is None and groups.sums is None else WITH_MORE
+    shape = WITH_MORE
+    if groups.sums is None and overlay is None:
+        shape = PLAIN
+    elif groups.sums is None and overlay is not None and overlay.rows.seen_bits is not None:
+        shape = WITH_PENALTIES
     _group_maxima_kernel[(groups.parts.shape[2], logits.shape[0])](
         logits,
         logits.stride(0),
@@ -253,7 +256,6 @@ def group_maxima_triton(
         purpose=purpose,
         FILTERS=groups.sums is not None,
         GROUPS=PART,
-        NOISE_FIRST=shape.noise_first,
         num_warps=shape.num_warps * logits.element_size() // 2,
         maxnreg=shape.max_registers,
         **programmatic_launch(logits),
