@@ -14,7 +14,7 @@ from torch.nn import functional
 from model_states.components.content_key import content_key
 from model_states.encoder_decoder import EncoderLayer, ShiftedNorm, stack_layers
 from model_states.kernels.activate import activate
-from model_states.staged import HostToDevice
+from model_states.staged_rows import RowsToDevice
 from model_states_whisper.features import FeatureConfig, LogMel
 
 Values = npt.NDArray[np.float32] | torch.Tensor
@@ -60,7 +60,7 @@ class SpeechEncoder:
         self.features, self.max_positions = features, features.num_frames // 2
         self._dtype, self._device = dtype, device
         self._log_mel = LogMel(features, device)
-        self._transfer = HostToDevice(device)
+        self._transfer = RowsToDevice(device)
 
     def content_key(self, model_inputs: Mapping[str, Any]) -> bytes:
         """See `Encoder.content_key`."""
@@ -82,15 +82,15 @@ class SpeechEncoder:
         """See `Encoder.stage`: features float32 [n, feature_size, num_frames]."""
         pairs = [self._read(item) for item in inputs]
         config = self.features
-        batch = self._zeros(len(pairs), config.feature_size, config.num_frames)
         spoken = [row for row, (name, _) in enumerate(pairs) if name == "audio"]
-        if spoken:
-            audio = self._zeros(len(spoken), config.num_samples)
-            for target, row in zip(audio, spoken, strict=True):
-                self._write(pairs[row][1], target)
-            features = self._log_mel(audio)
-            for row, values in zip(spoken, features, strict=True):
-                batch[row] = values
+        if not spoken:
+            return self._gather([values for _, values in pairs], config.feature_size, config.num_frames)
+        features = self._log_mel(self._gather([pairs[row][1] for row in spoken], config.num_samples))
+        if len(spoken) == len(pairs):
+            return features
+        batch = self._zeros(len(pairs), config.feature_size, config.num_frames)
+        for row, own in zip(spoken, features, strict=True):
+            batch[row] = own
         for row, (name, values) in enumerate(pairs):
             if name != "audio":
                 self._write(values, batch[row])
@@ -110,15 +110,24 @@ class SpeechEncoder:
     def _zeros(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.float32, device=self._device)
 
+    def _gather(self, values: Sequence[Values], *shape: int) -> torch.Tensor:
+        """float32 [n, *shape] on the device: each of the values at the start of the last axis, and zeros behind it."""
+        arrays = [_padded(value, shape) for value in values if isinstance(value, np.ndarray)]
+        if len(arrays) == len(values):
+            out = torch.empty((len(values), *shape), dtype=torch.float32, device=self._device)
+            self._transfer.copy_rows(arrays, out.flatten(1))
+            return out
+        out = self._zeros(len(values), *shape)
+        for target, value in zip(out, values, strict=True):
+            self._write(value, target)
+        return out
+
     def _write(self, values: Values, target: torch.Tensor) -> None:
         """Copy values to the start of the target's last axis."""
         if isinstance(values, torch.Tensor):
             target[..., : values.shape[-1]] = values
-            return
-        missing = target.shape[-1] - values.shape[-1]
-        if missing and values.ndim == 2:
-            values = np.pad(values, ((0, 0), (0, missing)))
-        self._transfer.copy(values, target.view(-1))
+        else:
+            self._transfer.copy(_padded(values, target.shape), target.view(-1))
 
     def _read(self, model_inputs: Mapping[str, Any]) -> tuple[str, Values]:
         """Which of the two there is, and its values, checked; what the device holds is not read."""
@@ -144,6 +153,13 @@ class SpeechEncoder:
                 "cut or transpose it"
             )
         return name, values
+
+
+def _padded(values: npt.NDArray[np.float32], shape: Sequence[int]) -> npt.NDArray[np.float32]:
+    """The values, flattened, with zeros behind each row of features that is too short."""
+    if values.ndim == 2 and values.shape[1] < shape[1]:
+        values = np.pad(values, ((0, 0), (0, shape[1] - values.shape[1])))
+    return np.ascontiguousarray(values).reshape(-1)
 
 
 def _as_floats(name: str, values: Any) -> Values:
