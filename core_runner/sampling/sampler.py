@@ -73,11 +73,12 @@ class DefaultSampler:
             if self.processors is not None:
                 adjusted = self.processors.apply(logits, adjusted, batch)
             filters = bool(self.states.filters_np[batch.idx_mapping_np].any())
-            wants_best = bool((self.states.num_logprobs_np[batch.idx_mapping_np] > 0).any())
+            is_raw = options is None and adjusted is logits
+            wants_best = is_raw and bool((self.states.num_logprobs_np[batch.idx_mapping_np] > 0).any())
             groups = self._choose(adjusted, rows, filters, output, overlay, wants_best)
             if options is not None and options.any_processed:
                 self._process(adjusted, rows, options, groups if filters else None, output.token_ids)
-            if options is not None or adjusted is not logits:
+            if not is_raw:
                 groups = None
         self._add_logprobs(logits, adjusted, batch, rows, options, groups, output)
         return output

@@ -177,27 +177,32 @@ def _group_maxima_kernel(
     groups = first + tl.arange(0, GROUPS)
     base, at, is_group = logits + row * logits_stride, row * num_groups + groups, groups < num_groups
     ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-    if FILTERS:
+    if maxima is not None:
         x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"))
     temperature = load_temperature(rows, row)
     top_k, top_p, _ = load_filters(rows, row)
     seed, position = load_noise_key(rows, row)
-    held = tl.full((GROUPS,), _NO_ID, tl.int32)
+    held, logit = tl.full((GROUPS,), _NO_ID, tl.int32), tl.full((GROUPS,), -float("inf"), tl.float32)
     log_least, noise = tl.zeros((GROUPS,), tl.float32), tl.zeros((GROUPS,), tl.float32)
     if temperature > 0:
         pairs = first // 2 + tl.arange(0, GROUPS // 2)
         least, gap, holder = pair_noise(seed, position, pairs, purpose, GROUPS // 2)
-        held, log_least = groups * _GROUP + holder, tl.log(least)
+        held = groups * _GROUP + holder
+        if maxima is not None:
+            logit = tl.load(base + held, mask=held < vocab_size, other=-float("inf")).to(tl.float32)
+            logit = overlaid(logit, held, None, row, vocab_size, overlay)
+        log_least = tl.log(least)
         noise = temperature * most_gumbel(least + gap)
-    if not FILTERS:
+    if maxima is None:
         # All logits, and right then the holders' once more: some twenty programs run at once on a multiprocessor, and
         # their logits would soon push each other out of its cache. With filters there are too few to hide the noise.
-        # What has been read leaves the other cache first, rather than logits that have yet to be read.
+        # What has been read leaves the other cache first, rather than logits that have yet to be read: but not where
+        # they will be read again, for log-probabilities.
         x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"), eviction_policy="evict_first")
         tl.debug_barrier()  # else the assembler may ask for the holders' first
-    logit = tl.load(base + held, mask=held < vocab_size, other=-float("inf")).to(tl.float32)
-    if temperature > 0:
-        logit = overlaid(logit, held, None, row, vocab_size, overlay)
+        logit = tl.load(base + held, mask=held < vocab_size, other=-float("inf")).to(tl.float32)
+        if temperature > 0:
+            logit = overlaid(logit, held, None, row, vocab_size, overlay)
     x = overlaid(x.to(tl.float32), ids, groups, row, vocab_size, overlay)
     most = tl.reduce(x, 1, larger)
     if PDL:
