@@ -6,7 +6,8 @@ begins, has the row's first slot + k of starts [num_slots, H, P, N], which is no
 nothing.
 
 Decays are powers of two: with l the sum of s a / log(2) over a chunk's tokens up to t, decays [H, num_tokens] holds
-l[t] and leads [H, num_tokens] l[t] - log2(s[t]), so that t gathers 2^(decays[t] - leads[u]) (c[t] . b[u]) x[u].
+l[t] and time_steps [H, num_tokens] s[t], so that t gathers 2^(l[t] - l[u]) s[u] (c[t] . b[u]) x[u]. To add a logarithm
+of s[u] to l[u] would save the product, but l may be large: what a token gives to itself must not be rounded with it.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _ssd_decays_kernel(
     seq_lens,
     num_rows,
     decays,
-    leads,
+    time_steps,
     num_tokens,
     DT_STRIDE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -104,11 +105,9 @@ def _ssd_decays_kernel(
         raw = tl.load(dt_at, mask=has_t & has_h[None, :], other=0.0).to(tl.float32)
         seconds = tl.where(has_t, time_step(raw + bias[None, :], dt_low, dt_high), 0.0)
         decay = tl.cumsum(seconds * rate[None, :], 0)
-        # A time step of 0 has no logarithm: one of 2^-123 adds nothing either.
-        lead = decay - tl.log2(tl.maximum(seconds, 1e-37))
         place = h.to(tl.int64)[None, :] * num_tokens + begin + t[:, None]
         tl.store(decays + place, decay, mask=has_t & has_h[None, :])
-        tl.store(leads + place, lead, mask=has_t & has_h[None, :])
+        tl.store(time_steps + place, seconds, mask=has_t & has_h[None, :])
 
 
 @triton.jit(do_not_specialize=["step_tokens"])
@@ -125,7 +124,7 @@ def _ssd_states_kernel(
     block_table_stride,
     starts,
     decays,
-    leads,
+    time_steps,
     step_tokens,
     X_STRIDE: tl.constexpr,
     B_STRIDE: tl.constexpr,
@@ -166,15 +165,16 @@ def _ssd_states_kernel(
         first_slot = _first_slot(start, row, CHUNK) - computed // CHUNK
         unit, num_chunks = row_chunks(computed, end, scratch, CHUNK)
         decays += head.to(tl.int64) * step_tokens
-        leads += head.to(tl.int64) * step_tokens
+        time_steps += head.to(tl.int64) * step_tokens
         # A row with drafts goes token by token, but its decays are those of chunks: the chunk's so far.
         before = 0.0
         for k in range(num_chunks):
             first, last = chunk_bounds(computed, end, unit, k)
             begin = (start + first - computed).to(tl.int64)
             has_t = t < last - first
-            lead = tl.load(leads + begin + t, mask=has_t, other=0.0)
-            decay = tl.load(decays + (begin + last - first - 1))
+            seconds = tl.load(time_steps + begin + t, mask=has_t, other=0.0)
+            decay = tl.load(decays + begin + t, mask=has_t, other=0.0)
+            total = tl.load(decays + (begin + last - first - 1))
             x_at = x + (begin * X_STRIDE + channel) + t[:, None] * X_STRIDE + p[None, :]
             xs = tl.load(x_at, mask=has_t[:, None] & has_p[None, :], other=0.0)
             b_at = b + (begin * B_STRIDE + column) + t[:, None] * B_STRIDE + n[None, :]
@@ -185,9 +185,9 @@ def _ssd_states_kernel(
                     starts + slot * pool_stride + place, state.to(starts.dtype.element_ty), mask=has_state
                 )
             before = tl.where(first % CHUNK == 0, 0.0, before)
-            left = (xs.to(tl.float32) * tl.exp2(decay - lead)[:, None]).to(xs.dtype)
-            state = tl.dot(tl.trans(left), bs, state * tl.exp2(decay - before), input_precision="ieee")
-            before = decay
+            left = (xs.to(tl.float32) * (tl.exp2(total - decay) * seconds)[:, None]).to(xs.dtype)
+            state = tl.dot(tl.trans(left), bs, state * tl.exp2(total - before), input_precision="ieee")
+            before = total
             table = block_table + row.to(tl.int64) * block_table_stride
             own, block = chunk_targets(computed, end, last, final, scratch, table, BLOCK_SIZE)
             kept = state.to(pool.dtype.element_ty)
@@ -209,7 +209,7 @@ def _ssd_outputs_kernel(
     num_rows,
     starts,
     decays,
-    leads,
+    time_steps,
     num_tokens,
     y,
     gate,
@@ -261,7 +261,7 @@ def _ssd_outputs_kernel(
             state = tl.load(state_at, mask=has_start[:, None] & has_n[None, :], other=0.0)
             token = head.to(tl.int64) * num_tokens + begin + t
             decay = tl.load(decays + token, mask=has_t, other=0.0)
-            lead = tl.load(leads + token, mask=has_t, other=0.0)
+            seconds = tl.load(time_steps + token, mask=has_t, other=0.0)
             gates, factors, skip = 0.0, 1.0, tl.load(d + head)
             if HAS_GATE:
                 gate_at = gate + (begin * GATE_STRIDE + channel) + t[:, None] * GATE_STRIDE + p[None, :]
@@ -269,8 +269,9 @@ def _ssd_outputs_kernel(
             if HAS_NORM:
                 factors = tl.load(norm_weight + channel + p, mask=has_p, other=0.0).to(tl.float32)[None, :]
             ys = tl.dot(cs, tl.trans(state), input_precision="ieee") * tl.exp2(decay)[:, None]
-            # Large for later tokens, of which there is nothing: infinity times nothing would be no number.
-            gathered = both * tl.exp2(tl.minimum(decay[:, None] - lead[None, :], 100.0))
+            # Positive for later tokens, of which there is nothing: infinity times nothing would be no number.
+            between = tl.minimum(decay[:, None] - decay[None, :], 0.0)
+            gathered = both * tl.exp2(between) * seconds[None, :]
             ys = tl.dot(gathered.to(xs.dtype), xs, ys, input_precision="ieee")
             ys += skip * xs.to(tl.float32)
             squares_at = squares + ((begin + t) * NUM_HEADS + head) * tl.num_programs(2) + tl.program_id(2)
@@ -307,7 +308,7 @@ def ssd_chunks_triton(
     chunk = min(_CHUNK, step.block_size)
     num_slots = _num_slots(len(x), num_rows, chunk)
     starts = x.new_empty(num_slots, num_heads, head_size, state_size)
-    decays, leads = x.new_empty(2, num_heads, len(x), dtype=torch.float32)
+    decays, time_steps = x.new_empty(2, num_heads, len(x), dtype=torch.float32)
     sizes = constants(pool, b, after)
     flags = {name: sizes.pop(name) for name in ("HAS_GATE", "HAS_NORM", "GATE_LAST")}
     sizes |= {"CHUNK": chunk, "BLOCK_T": max(chunk, 16)}
@@ -315,7 +316,7 @@ def ssd_chunks_triton(
     _ssd_decays_kernel[(num_slots, triton.cdiv(num_heads, _DECAY_HEADS))](
         *(dt, weights.a, weights.dt_bias, *weights.dt_limits),
         *(step.query_start_loc, step.seq_lens, num_rows),
-        *(decays, leads, len(x)),
+        *(decays, time_steps, len(x)),
         dt.stride(0),
         NUM_HEADS=num_heads,
         CHUNK=chunk,
@@ -332,7 +333,7 @@ def ssd_chunks_triton(
         step.scratch_rows,
         step.block_table,
         step.block_table.stride(0),
-        *(starts, decays, leads, len(x)),
+        *(starts, decays, time_steps, len(x)),
         *(x.stride(0), b.stride(0)),
         **{**sizes, "BLOCK_N": block_n},
         BLOCK_SIZE=step.block_size,
@@ -342,7 +343,7 @@ def ssd_chunks_triton(
     _ssd_outputs_kernel[(num_heads // heads, num_slots, num_pieces(head_size))](
         *(x, b, c, weights.d),
         *(step.query_start_loc, step.seq_lens, step.source_rows, num_rows),
-        *(starts, decays, leads, len(x)),
+        *(starts, decays, time_steps, len(x)),
         y,
         *gate_arguments(x, after),
         *(x.stride(0), b.stride(0), c.stride(0)),
