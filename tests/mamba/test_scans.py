@@ -113,6 +113,22 @@ def test_gate_and_sums_of_squares_in_passing(op, size, block_size, rows, kind, d
         torch.testing.assert_close(squares[:num_real], parts, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("op", [ssd_scan.ssd_scan_torch, ssd_scan.ssd_scan_triton])
+def test_strong_decays_round_nothing_that_stays(op, device) -> None:
+    """Where nothing of a token reaches the next one, y is what each token gives to itself, whatever has decayed."""
+    torch.manual_seed(8)
+    heads, size, state, n = 2, 8, 16, 64
+    step = make_step([(0, n, False)], 64, device)
+    x, b, c = (torch.randn(n + 2, h, w, device=device) for h, w in ((heads, size), (1, state), (1, state)))
+    dt = torch.rand(n + 2, heads, device=device) + 2
+    zero = torch.zeros(heads, device=device)
+    weights = ssd_scan.SsdWeights(zero - 40, zero, zero, (0.0, 9e9))
+    y = torch.empty(n + 2, heads, size, device=device)
+    op(x, dt, b, c, weights, torch.zeros(70, heads, size, state, device=device), step, y)
+    want = functional.softplus(dt.double())[..., None] * (b.double() * c.double()).sum(-1, keepdim=True) * x
+    torch.testing.assert_close(y[:n].double(), want[:n], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("block_size", "rows"), CASES)
 @pytest.mark.parametrize("op", [selective_scan.selective_scan_torch, selective_scan.selective_scan_triton])
 def test_selective_scan(op, block_size, rows, device) -> None:
