@@ -34,9 +34,8 @@ ENCODER_OPTIONS: Final[Mapping[str, str]] = {
     "cross_attention_dtype": "of kept encoder outputs: 'int8' halves memory and traffic; 'auto' is the model's",
 }
 _DEFAULT_BATCH: Final = 16
-_PAUSE: Final = (
-    24  # steps between runs of one input, while most slots are taken; a full batch has none after it
-)
+# Steps between runs of one input, while most slots are taken; a full batch has none after it.
+_PAUSE: Final = 24
 _GPU_SHARE: Final = 0.4  # of the free memory, where the number of entries is not given
 _CPU_BYTES: Final = 4 << 30
 
