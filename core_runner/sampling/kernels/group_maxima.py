@@ -177,7 +177,7 @@ def _group_maxima_kernel(
     groups = first + tl.arange(0, GROUPS)
     base, at, is_group = logits + row * logits_stride, row * num_groups + groups, groups < num_groups
     ids = groups[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-    if maxima is not None:
+    if FILTERS:
         x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"))
     temperature = load_temperature(rows, row)
     top_k, top_p, _ = load_filters(rows, row)
@@ -188,16 +188,15 @@ def _group_maxima_kernel(
         pairs = first // 2 + tl.arange(0, GROUPS // 2)
         least, gap, holder = pair_noise(seed, position, pairs, purpose, GROUPS // 2)
         held = groups * _GROUP + holder
-        if maxima is not None:
+        if FILTERS:
             logit = tl.load(base + held, mask=held < vocab_size, other=-float("inf")).to(tl.float32)
             logit = overlaid(logit, held, None, row, vocab_size, overlay)
         log_least = tl.log(least)
         noise = temperature * most_gumbel(least + gap)
-    if maxima is None:
+    if not FILTERS:
         # All logits, and right then the holders' once more: some twenty programs run at once on a multiprocessor, and
         # their logits would soon push each other out of its cache. With filters there are too few to hide the noise.
-        # What has been read leaves the other cache first, rather than logits that have yet to be read: but not where
-        # they will be read again, for log-probabilities.
+        # What has been read leaves the other cache first, rather than logits that have yet to be read.
         x = tl.load(base + ids, mask=ids < vocab_size, other=-float("inf"), eviction_policy="evict_first")
         tl.debug_barrier()  # else the assembler may ask for the holders' first
         logit = tl.load(base + held, mask=held < vocab_size, other=-float("inf")).to(tl.float32)
