@@ -10,6 +10,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Literal
 
+from core_runner.audio import AudioPool
 from core_runner.calls import Call, Job, refusal
 from core_runner.completions import expand
 from core_runner.config import RunnerConfig
@@ -29,7 +30,6 @@ from core_runner.transcription import (
     AudioProgress,
     OnBadAudio,
     Transcription,
-    as_many_audios,
     as_options,
     transcriber_of,
 )
@@ -70,6 +70,7 @@ class LLM:
         self._set_grammars()
         self._processor = OutputProcessor(self.tokenizer, self.engine.finish)
         self._request_numbers = itertools.count()
+        self.audio_files = AudioPool()
         self._lock = threading.RLock()
         self._seeds = random.SystemRandom() if self.config.seed is None else random.Random(self.config.seed)
 
@@ -152,10 +153,9 @@ class LLM:
         **fields: Any,
     ) -> Generator[tuple[int, Transcript], None, None]:
         """As `transcribe`, but each transcript as it is done, with its place. Closing the iterator aborts the rest."""
-        state, checked = self.engine.runner.model_state, as_options(options, fields)
-        transcriber = transcriber_of(state, state.config.checkpoint.model)
+        checked, transcriber = as_options(options, fields), transcriber_of(self.engine.runner.model_state)
         tokenizer = self._require_tokenizer().hf
-        call = Transcription(as_many_audios(audio), transcriber, checked, tokenizer, progress)
+        call = Transcription(audio, transcriber, checked, tokenizer, progress, self.audio_files)
         return call.run(lambda programs, on_advance: self.run(programs, on_advance=on_advance), on_bad_audio)
 
     def run(
@@ -178,7 +178,8 @@ class LLM:
         return self.engine.stats()
 
     def close(self) -> None:
-        """Abort what is running and wait for what is in flight."""
+        """Abort what is running and wait for what is in flight; end the processes that decode audio."""
+        self.audio_files.close()
         with self._lock:
             self.engine.abort_all()
             self._processor.end_aborted()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import fields as fields_of
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,7 +17,7 @@ from model_states.speech import Transcript, TranscriptionOptions
 from model_states.tasks import TRANSCRIPTION, Program, Transcriber
 
 if TYPE_CHECKING:
-    from core_runner.audio import Samples
+    from core_runner.audio import AudioPool, Samples
 
     Load = Callable[[Any, int], Samples]
 
@@ -56,10 +56,11 @@ def as_options(options: TranscriptionOptions | None, fields: dict[str, Any]) -> 
         raise RequestError(f"transcription options: {error}") from error
 
 
-def transcriber_of(state: ModelState, model: str) -> Transcriber:
+def transcriber_of(state: ModelState) -> Transcriber:
     """What the model state offers; `RequestError` where that is no transcription."""
     tasks = state.tasks()
     if TRANSCRIPTION not in tasks:
+        model = state.config.checkpoint.model
         raise RequestError(
             f"model {model!r} offers no transcription (model state {state.name!r}); load a speech model"
         )
@@ -75,17 +76,21 @@ class Transcription:
 
     def __init__(
         self,
-        audios: Sequence[Any],
+        audio: Any,
         transcriber: Transcriber,
         options: TranscriptionOptions,
         tokenizer: Any,
         progress: AudioProgress | None,
+        files: AudioPool,
     ) -> None:
-        """tokenizer: transformers'. Raises `RequestError` for options that the model cannot serve."""
-        self._audios, self._transcriber, self._options = audios, transcriber, options
-        self._tokenizer, self._progress = tokenizer, progress
-        self._durations = [0.0] * len(audios)
-        self._done = [0.0] * len(audios)
+        """audio: one or many. tokenizer: transformers'. files: what reads them.
+
+        Raises `RequestError` for what is no audio, and for options that the model cannot serve.
+        """
+        self._audios, self._transcriber, self._options = as_many_audios(audio), transcriber, options
+        self._tokenizer, self._progress, self._files = tokenizer, progress, files
+        self._durations = [0.0] * len(self._audios)
+        self._done = [0.0] * len(self._audios)
         self._shown: tuple[float, float] | None = None
         try:  # what it refuses, it refuses before it begins
             self._begin(0, np.zeros(0, dtype=np.float32)).close()
@@ -107,7 +112,7 @@ class Transcription:
         # The readers are closed first: programs that are given up would wait for what they are in the middle of.
         with (
             closing(run_programs(programs, self._show_progress)) as ends,
-            _reader(self._audios) as self._load,
+            self._files.reader(len(self._audios)) as self._reader,
         ):
             for end in ends:
                 self._done[end.index] = self._durations[end.index]
@@ -128,7 +133,7 @@ class Transcription:
         if _is_array(audio) and hasattr(audio, "detach"):
             # numpy has no bfloat16.
             audio = (audio.float() if audio.is_floating_point() else audio).detach().cpu()
-        (samples,) = yield [partial(_read, audio, rate, self._load, f"audio {index}")]
+        (samples,) = yield [partial(_read, audio, rate, self._reader.load, f"audio {index}")]
         self._durations[index] = duration = len(samples) / rate
         if not len(samples):
             return Transcript(text="", language=None, duration=duration, segments=())
@@ -149,18 +154,6 @@ class Transcription:
         if self._progress is not None and state != self._shown:
             self._shown = state
             self._progress(*state)
-
-
-@contextmanager
-def _reader(audios: Sequence[Any]) -> Iterator[Load]:
-    """What reads one audio, called from any thread; several are decoded at the same time."""
-    from core_runner.audio import AudioPool, load_audio
-
-    if len(audios) == 1:
-        yield load_audio
-        return
-    with AudioPool() as pool:
-        yield pool.load
 
 
 def _read(audio: Any, sampling_rate: int, load: Load, name: str) -> Samples:

@@ -84,6 +84,9 @@ def _make_graph(kind: tuple[Any, ...], sampling_rate: int) -> Any:
 
     rate, sample_format, layout = kind
     graph = av.filter.Graph()
+    if hasattr(graph, "threads"):
+        # Or it starts one for each core, for every file.
+        graph.threads = 1
     filters = (
         graph.add(
             "abuffer",

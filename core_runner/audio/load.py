@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def load_audio(source: Source, sampling_rate: int) -> Samples:
     """Samples float32 [n], mono in [-1, 1], at `sampling_rate` a second, of an audio file or a video's sound.
 
-    source: path, bytes, or file opened in binary mode. Mono and stereo WAV files at this rate need nothing else, all
+    source: path, bytes, or file opened in binary mode. Mono and stereo WAV files at usual rates need nothing else, all
     others the extra `audio`. A file that is cut short or damaged in places gives what can be decoded, and a warning in
     the log. Raises `AudioError`, naming the file, where that is nothing.
     """
@@ -33,7 +33,7 @@ def decode_source(source: Source, sampling_rate: int) -> Decoded:
     with opened(source) as file:
         try:
             wav = find_plain_wav(file)
-            if wav is None or wav.rate != sampling_rate:
+            if wav is None or wav.needs_av(sampling_rate):
                 _require_av(name)
             if wav is None:
                 return decode(file, name, sampling_rate)
@@ -42,16 +42,18 @@ def decode_source(source: Source, sampling_rate: int) -> Decoded:
             raise AudioError(f"{name}: cannot be read ({error.strerror or error})") from error
 
 
-def needs_av(source: Source, sampling_rate: int) -> bool:
-    """Whether PyAV is there and will be used; False too for what cannot be read, or be read twice."""
-    if hasattr(source, "read") or not _has_av():
+def takes_long(source: Source, sampling_rate: int) -> bool:
+    """Whether it is decoded or resampled; False too for what cannot be read, or be read twice."""
+    if hasattr(source, "read"):
         return False
     try:
         with opened(source) as file:
             wav = find_plain_wav(file)
     except (AudioError, OSError):
         return False
-    return wav is None or wav.rate != sampling_rate
+    if wav is None or wav.needs_av(sampling_rate):
+        return _has_av()
+    return wav.rate != sampling_rate
 
 
 @cache
@@ -65,7 +67,7 @@ def _require_av(name: str) -> None:
     except ImportError as error:
         raise AudioError(
             f'{name}: reading it needs the package av, which is not installed; run: pip install "core-runner[audio]" '
-            f"(without it, mono and stereo WAV files at the model's own rate can be read)"
+            "(without it, mono and stereo WAV files at usual rates can be read)"
         ) from error
 
 

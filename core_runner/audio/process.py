@@ -21,13 +21,15 @@ import numpy as np
 
 from core_runner.audio.buffer import Decoded
 from core_runner.audio.load import decode_source
-from core_runner.audio.sources import Source, name_of
+from core_runner.audio.sources import Source
 from core_runner.errors import AudioError
 
 _KEPT_BYTES: Final = 1 << 24  # of a file that is used again and again
 # For glibc, which would give back the memory of every block of samples, and get it again page by page: that takes a
 # fourth of the time.
 _KEEP_MEMORY: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 27)}
+# There is a process for every core already; a library of products would start a thread for every core in each of them.
+_ONE_THREAD: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 # With this process's import paths. Unlike multiprocessing, it does not run the caller's main module, which may have no
 # guard.
 _START: Final = (
@@ -36,15 +38,28 @@ _START: Final = (
 )
 
 
+class ProcessEndedError(Exception):
+    """The process ended before it answered. status: what it ended with, where that is known."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+
 class DecodeProcess:
-    """Starts when it is first asked; one that a file brings down is replaced at the next. For one thread."""
+    """Starts when it is first asked; one that has ended is replaced at the next. For one thread at a time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._samples: io.FileIO | None = None  # what the process writes them to
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started, and nobody has noticed that it ended."""
+        return self._process is not None
+
     def decode(self, source: Source, sampling_rate: int) -> Decoded:
-        """As `load.decode_source`; `AudioError` also where the process dies of it."""
+        """As `load.decode_source`. Raises `ProcessEndedError` where the process dies of it, or had died before."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -63,9 +78,7 @@ class DecodeProcess:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5.0)  # for the status that it ends with by itself
             self.close()
-            raise AudioError(
-                f"{name_of(source)}: the decoder ended on it (exit status {process.returncode}); convert it first"
-            ) from error
+            raise ProcessEndedError(process.returncode) from error
         return Decoded(samples, damage)
 
     def close(self) -> None:
@@ -91,7 +104,7 @@ class DecodeProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=(number,),
-            env={**_KEEP_MEMORY, **os.environ},
+            env={**_KEEP_MEMORY, **os.environ, **_ONE_THREAD},
             start_new_session=True,
         )
         return self._process

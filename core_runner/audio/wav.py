@@ -1,4 +1,4 @@
-"""Plain WAV files, mono or stereo: read in large blocks, and without a decoding library where the rate is right."""
+"""Plain WAV files, mono or stereo: read in large blocks, and without a decoding library at any usual rate."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from core_runner.audio.buffer import Decoded, SampleBuffer
 from core_runner.audio.convert import Converter
+from core_runner.audio.resample import Resampler, can_resample
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _BITS: Final = {_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)}
@@ -55,6 +56,10 @@ class PlainWav:
         declared_s = self.declared / self._frame_bytes / self.rate
         return f"it ends after {self.seconds:.2f} s of {declared_s:.2f} s"
 
+    def needs_av(self, sampling_rate: int) -> bool:
+        """Whether it takes PyAV to have it at this rate."""
+        return self.rate != sampling_rate and not can_resample(self.rate, sampling_rate)
+
     def blocks(self, file: IO[bytes]) -> Iterator[npt.NDArray[np.floating]]:
         """The samples [n], mono, block after block."""
         file.seek(self.begin)
@@ -90,15 +95,20 @@ def find_plain_wav(file: IO[bytes]) -> PlainWav | None:
 
 
 def decode_wav(wav: PlainWav, file: IO[bytes], buffer: SampleBuffer) -> Decoded:
-    """Its samples at the buffer's rate; another one than its own takes PyAV. Raises `AudioError` for none."""
+    """Its samples at the buffer's rate; `needs_av` says for which rates that takes PyAV. `AudioError` for none."""
     if wav.rate == buffer.sampling_rate:
         for block in wav.blocks(file):
             buffer.append(block)
-    else:
+    elif wav.needs_av(buffer.sampling_rate):
         converter = Converter(buffer)
         for block in wav.blocks(file):
             converter.feed_samples(block, wav.rate)
         converter.flush()
+    else:
+        resampler = Resampler(buffer, wav.rate)
+        for block in wav.blocks(file):
+            resampler.feed(block)
+        resampler.flush()
     return buffer.finish(wav.damage)
 
 
