@@ -7,19 +7,20 @@ Every window is 30 s of features (noise: what is computed does not depend on the
 tokens are decoded greedily after a prompt of four, end ids ignored, by models of real shapes with random weights. Each
 figure is the median of `--repeats` runs after two that compile and record, or one of the ways that go on for longer.
 
-`--ways` says how the windows come: `batch`, all there at the start; `arriving`, four times as many (`--rounds`), one
-by one at the rate that the batch reached; `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading,
-resampling and features, by as many processes as there are cores, which start when the run does. Of the latter two the
-speed at which the middle half leaves counts, for that is what a server can keep up with: the first ones meet an idle
-device, or processes that only start, and the last ones leave an idle device behind. The speed of all of them, and how
-long an arriving window takes (median and most), are given beside it.
+`--ways` says how the windows come: `batch`, all there at the start; `arriving`, 16 times as many (`--rounds`), one by
+one at the rate that the batch reached; `wav`, as many from stereo WAV files of 16 bits at 44.1 kHz, with reading,
+resampling and features. What counts is all windows over all the time, from the first request or file to the last token.
+That includes both ends, at which the device is not full: a window takes a while from its arrival. So the speed at which
+the middle half of the windows leaves is given too, which is what a server can keep up with, and how long an arriving
+window takes (median and most). The processes that decode files, one for each core, belong to the `LLM`, and run since
+the warm-up of a fourth of the windows.
 
-`transcribe` is `LLM.transcribe` as users call it, with timestamp rules, log-probabilities and a look for silence, of as
-many recordings of a window each; `transcribe-wav` reads these from files, and `transcribe-long` has one recording of
-that length in parallel windows. Random weights say what they like: they seldom end a text, so the model is loaded with
-no more positions than 100 tokens take (for all ways of the run), one temperature is tried, and where a text breaks off
-the rest of a window is a window again, as it would be with true weights. So what is counted is the windows of 30 s
-that the encoder and the decoder had, by whose number the seconds of audio differ.
+`transcribe` is `LLM.transcribe` as users call it, with timestamp rules, log-probabilities and a look for silence, of a
+fourth as many recordings of a window each; `transcribe-wav` reads these from files, and `transcribe-long` has one
+recording of that length in parallel windows. Random weights say what they like: they seldom end a text, so the model is
+loaded with no more positions than 100 tokens take (for all ways of the run), one temperature is tried, and where a text
+breaks off the rest of a window is a window again, as it would be with true weights. So what is counted is the windows
+of 30 s that the encoder and the decoder had, by whose number the seconds of audio differ.
 
 `--peers` runs transformers' `generate` after ours, on one fixed batch of the same windows. With
 `--cross-attention-dtype int8` keys and values of encoder outputs are kept in 8 bits, and every figure says so.
@@ -120,7 +121,7 @@ def measure_ways(llm: LLM, features: torch.Tensor, args: argparse.Namespace) -> 
         with WavFiles(llm, PROMPT, num_tokens, windows, count) as files:
             yield {"way": "wav", **measure_going_on(files, num_tokens, args.repeats)}
     for way in (way for way in args.ways if way in TRANSCRIBING):
-        with Recordings(llm, count) as recordings:
+        with Recordings(llm, max(count // 4, windows)) as recordings:
             yield {"way": way, **measure_one(partial(TRANSCRIBING[way], recordings), None, args.repeats, 1)}
 
 
@@ -167,24 +168,23 @@ def measure_one(
 
 
 def measure_going_on(way: ArrivingWindows | WavFiles, num_tokens: int, repeats: int) -> dict[str, Any]:
-    """Speed at which the middle half of the windows leaves; how long all of them take, and one from its arrival."""
+    """Speed of all windows, and that at which the middle half leaves; how long a window takes from its arrival."""
     spans: list[float] = []
     latencies: list[tuple[float, float]] = []
 
     def run() -> Count:
-        count = way.run()
+        count = way.run(way.count)
         spans.append(way.middle_seconds())
         if isinstance(way, ArrivingWindows):
             latencies.append(median_and_most(way.latencies))
         return count
 
-    found = measure_one(run, num_tokens, repeats, 1)
-    seconds = spans[-repeats:]
-    speed = WINDOW_SECONDS * (found["tokens"] // num_tokens // 2) / median(seconds)
-    result = {**found, "seconds": seconds, "speed": speed, "whole_speed": found["speed"]}
+    way.run(-(-way.count // 4))
+    found = measure_one(run, num_tokens, repeats, 0)
+    found["middle_speed"] = WINDOW_SECONDS * (way.count // 2) / median(spans)
     if latencies:
-        result["latency_s"] = [median(values) for values in zip(*latencies[-repeats:], strict=True)]
-    return result
+        found["latency_s"] = [median(values) for values in zip(*latencies, strict=True)]
+    return found
 
 
 def median_and_most(values: Sequence[float]) -> tuple[float, float]:
@@ -203,7 +203,7 @@ def measure(args: argparse.Namespace) -> Report:
                 print(
                     f"{_label(found)}, {found['windows']} at once: {found['speed']:,.0f} s/s ({took} s)",
                     *(f"latency {seconds:.2f} s" for seconds in found.get("latency_s", ())),
-                    *(f"of all {found[name]:,.0f} s/s" for name in ("whole_speed",) if name in found),
+                    *(f"middle half {found[name]:,.0f} s/s" for name in ("middle_speed",) if name in found),
                     flush=True,
                 )
         free_memory()
@@ -218,14 +218,18 @@ def _by_windows(report: Report) -> dict[int, dict[str, float]]:
     """Windows at once -> engine and way -> speed."""
     speeds: dict[int, dict[str, float]] = {}
     for result in report["results"]:
-        speeds.setdefault(result["windows"], {})[_label(result)] = result["speed"]
+        found = speeds.setdefault(result["windows"], {})
+        found[_label(result)] = result["speed"]
+        if "middle_speed" in result:
+            found[f"{_label(result)}, middle half"] = result["middle_speed"]
     return speeds
 
 
 def show(report: Report) -> None:
     """Windows down, engines and ways across."""
-    engines = list(dict.fromkeys(_label(result) for result in report["results"]))
-    table = [[windows, *map(found.get, engines)] for windows, found in _by_windows(report).items()]
+    speeds = _by_windows(report)
+    engines = list(dict.fromkeys(label for found in speeds.values() for label in found))
+    table = [[windows, *map(found.get, engines)] for windows, found in speeds.items()]
     show_table("seconds of audio in a second", ["windows at once", *engines], table)
 
 
@@ -258,9 +262,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--rounds",
         type=int,
-        default=4,
+        default=16,
         metavar="N",
-        help="times the windows at once, of ways that go on (default: 4)",
+        help="times the windows at once, of ways that go on (default: 16)",
     )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["batch"], help="see above")
     small = parser.parse_known_args(argv)[0].small

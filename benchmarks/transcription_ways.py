@@ -19,7 +19,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from core_runner import LLM
-from core_runner.audio import AudioPool
+from core_runner.audio.pool import AudioReader
 from core_runner.request import Request
 from core_runner.text import Tokenizer
 from model_states.tasks import Program, TaskRequest
@@ -30,10 +30,11 @@ FILE_RATE = 44100  # samples a second of the files
 class GoingOn:
     """Windows that come and leave for a while.
 
-    ends: of the last run's windows, seconds since it began.
+    count: of the windows of a run. ends: of the last run's windows, seconds since it began.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self.count = count
         self.ends: list[float] = []
 
     def middle_seconds(self) -> float:
@@ -51,18 +52,18 @@ class ArrivingWindows(GoingOn):
     def __init__(
         self, llm: LLM, prompts: Sequence[Mapping[str, Any]], num_tokens: int, count: int, rate: float
     ) -> None:
-        """prompts: taken in turn, `count` times. rate: windows a second."""
+        """prompts: taken in turn. rate: windows a second."""
         self._engine, self._prompts, self._num_tokens = llm.engine, prompts, num_tokens
-        super().__init__()
-        self._count, self._rate = count, rate
+        super().__init__(count)
+        self._rate = rate
         self.latencies: list[float] = []
 
-    def run(self) -> tuple[int, int]:
+    def run(self, count: int) -> tuple[int, int]:
         """Windows and tokens, once the last one is done."""
         engine, started, num_added, num_tokens = self._engine, time.perf_counter(), 0, 0
-        prompts = islice(cycle(self._prompts), self._count)
+        prompts = islice(cycle(self._prompts), count)
         self.ends, self.latencies = [], []
-        while num_added < self._count or engine.has_unfinished:
+        while num_added < count or engine.has_unfinished:
             now = time.perf_counter() - started
             for prompt in islice(prompts, max(int(now * self._rate) + 1 - num_added, 0)):
                 request = Request(
@@ -79,7 +80,7 @@ class ArrivingWindows(GoingOn):
                 if update.finish_reason is not None:
                     self._note_end(int(update.request.req_id), time.perf_counter() - started)
         engine.settle()
-        return self._count, num_tokens
+        return count, num_tokens
 
     def _note_end(self, index: int, seconds: float) -> None:
         self.ends.append(seconds)
@@ -90,11 +91,11 @@ class WavFiles(GoingOn):
     """Stereo WAV files of one window of noise each, in a temporary directory, as programs that read and decode them."""
 
     def __init__(self, llm: LLM, prompt: Sequence[int], num_tokens: int, num_files: int, count: int) -> None:
-        """num_files: taken in turn, `count` times."""
-        super().__init__()
+        """num_files: taken in turn."""
+        super().__init__(count)
         state: Any = llm.engine.runner.model_state
         features = state.encoder.features
-        self._llm, self._prompt, self._num_tokens, self._count = llm, prompt, num_tokens, count
+        self._llm, self._prompt, self._num_tokens = llm, prompt, num_tokens
         self._num_samples, self._rate = features.num_samples, features.sampling_rate
         self._numbers = itertools.count()
         self._directory = tempfile.TemporaryDirectory()
@@ -102,11 +103,11 @@ class WavFiles(GoingOn):
         noise = np.random.default_rng(0).normal(0.0, 3000.0, (frames, 2)).astype("<i2")
         self._paths = [self._write(index, np.roll(noise, 997 * index, 0)) for index in range(num_files)]
 
-    def run(self) -> tuple[int, int]:
-        """Windows and tokens, once the last one is done; begins with no process to read with."""
+    def run(self, count: int) -> tuple[int, int]:
+        """Windows and tokens, once the last one is done."""
         self.ends, num_tokens, started = [], 0, time.perf_counter()
-        with AudioPool() as pool:
-            programs = (self._transcribe(pool, path) for path in islice(cycle(self._paths), self._count))
+        with self._llm.audio_files.reader(count) as reader:
+            programs = (self._transcribe(reader, path) for path in islice(cycle(self._paths), count))
             for end in self._llm.run(programs):
                 if end.error is not None:
                     raise end.error
@@ -114,8 +115,8 @@ class WavFiles(GoingOn):
                 num_tokens += end.result
         return len(self.ends), num_tokens
 
-    def _transcribe(self, pool: AudioPool, path: Path) -> Program:
-        (loaded,) = yield [partial(pool.load, path, self._rate)]
+    def _transcribe(self, reader: AudioReader, path: Path) -> Program:
+        (loaded,) = yield [partial(reader.load, path, self._rate)]
         # A name for each window, as `LLM.transcribe` gives one: equal content would be encoded once.
         inputs = {"audio": loaded[: self._num_samples], "key": f"{path}/{next(self._numbers)}"}
         params = {"temperature": 0.0, "max_tokens": self._num_tokens, "ignore_eos": True}
