@@ -125,7 +125,8 @@ class Engine:
         hooks = self.runner.hooks
         if not request.input_keys:
             try:
-                check_input_names(request.model_inputs, hooks.input_names)
+                if request.model_inputs:
+                    check_input_names(request.model_inputs, hooks.input_names)
                 request.input_keys = hooks.input_keys(request)
             except ValueError as error:
                 raise RequestError(f"request {request.req_id!r}: {error}") from error

@@ -179,8 +179,8 @@ class Request:
 
     def token_ids(self, start: int = 0, stop: int | None = None) -> IntArray:
         """Known tokens [start, stop) of prompt and outputs, int32 [stop - start]."""
-        stop = self.num_tokens if stop is None else stop
-        prompt_len = self.prompt_len
+        prompt_len = len(self.prompt_token_ids)
+        stop = prompt_len + len(self.output_token_ids) if stop is None else stop
         if stop <= prompt_len:
             return self.prompt_token_ids[start:stop]
         outputs = self.output_token_ids[max(0, start - prompt_len) : stop - prompt_len]
@@ -188,21 +188,26 @@ class Request:
         return tail if start >= prompt_len else np.concatenate([self.prompt_token_ids[start:], tail])
 
 
+def largest_id(ids: npt.NDArray[np.integer[Any]]) -> int:
+    """The largest of some ids, of which there is one at least; `max` of a few hundred takes four times as long."""
+    return int(ids[ids.argmax()])
+
+
 def _as_token_array(req_id: str, token_ids: Sequence[int] | npt.NDArray[Any]) -> IntArray:
     """The ids as int32 [n]; raises `RequestError` for what is no flat sequence of such."""
-    plain = _from_list(token_ids) if type(token_ids) is list else None
+    plain = _from_list(token_ids) if type(token_ids) is list and token_ids else None
     return _checked_array(req_id, token_ids) if plain is None else plain
 
 
 def _from_list(token_ids: list[int]) -> IntArray | None:
-    """The ids of an ordinary list, in half the time; None for one that has to be looked at."""
+    """The ids of an ordinary list that holds some, in a third of the time; None for one that has to be looked at."""
     try:
-        ids = np.frombuffer(array("i", token_ids), np.int32)
+        # Of all types of numbers this one takes the least time, and it refuses negative ones.
+        ids = np.frombuffer(array("I", token_ids), np.uint32)
     except (TypeError, OverflowError, ValueError):
         return None
-    # As unsigned numbers negative ones are the largest. Truth values would pass for 0 and 1.
-    largest = int(np.maximum.reduce(ids.view(np.uint32), initial=0))
-    return ids if 1 < largest < 2**31 else None
+    # Truth values would pass for 0 and 1.
+    return ids.view(np.int32) if 1 < largest_id(ids) < 2**31 else None
 
 
 def _checked_array(req_id: str, token_ids: Sequence[int] | npt.NDArray[Any]) -> IntArray:

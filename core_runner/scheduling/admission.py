@@ -8,7 +8,7 @@ import numpy as np
 
 from core_runner.allowed_ids import explain_contradiction
 from core_runner.errors import RequestError
-from core_runner.request import Request, RequestStatus
+from core_runner.request import Request, RequestStatus, largest_id
 from core_runner.scheduling.cache_manager import CacheManager
 from core_runner.scheduling.hit_watch import HitWatch
 from core_runner.scheduling.output import IntArray, NewRequest
@@ -27,43 +27,42 @@ class AdmissionRules:
 
     def max_total_len(self, request: Request) -> int:
         """Most tokens of prompt and output; raises `RequestError` if they could never run."""
-        name, prompt_len = f"request {request.req_id!r}", request.prompt_len
-        self._check_prompt(name, request)
-        problem = explain_contradiction(request.sampling_params, self._config.vocab_size, self._eos_token_ids)
+        config, params, prompt_len = self._config, request.sampling_params, request.prompt_len
+        self._check_prompt(request, prompt_len)
+        problem = explain_contradiction(params, config.vocab_size, self._eos_token_ids)
         if problem is not None:
-            raise RequestError(f"{name}: {problem}")
-        limit, max_tokens = self._config.max_model_len, request.sampling_params.max_tokens
+            raise RequestError(f"{_name(request)}: {problem}")
+        limit, max_tokens = config.max_model_len, params.max_tokens
         if max_tokens is None:
             limit = max(prompt_len + 1, self._roomy_len(limit))
         else:
             limit = min(prompt_len + max_tokens, limit)
-        self._check_room(name, prompt_len, limit)
-        if request.sampling_params.min_tokens > limit - prompt_len:
+        self._check_room(request, prompt_len, limit)
+        if params.min_tokens > limit - prompt_len:
             raise RequestError(
-                f"{name}: min_tokens={request.sampling_params.min_tokens} cannot be reached: a prompt of {prompt_len} "
-                f"tokens leaves {limit - prompt_len} of max_model_len={self._config.max_model_len}"
+                f"{_name(request)}: min_tokens={params.min_tokens} cannot be reached: a prompt of {prompt_len} tokens "
+                f"leaves {limit - prompt_len} of max_model_len={config.max_model_len}"
             )
-        if self._config.prompt_logprobs is not None:
-            self._config.prompt_logprobs.check(request)
-        if self._config.explain_refusal is not None:
-            problem = self._config.explain_refusal(request.sampling_params)
+        if config.prompt_logprobs is not None:
+            config.prompt_logprobs.check(request)
+        if config.explain_refusal is not None:
+            problem = config.explain_refusal(params)
             if problem is not None:
-                raise RequestError(f"{name}: {problem}")
+                raise RequestError(f"{_name(request)}: {problem}")
         return limit
 
-    def _check_prompt(self, name: str, request: Request) -> None:
-        prompt_len, limit = request.prompt_len, self._config.max_model_len
+    def _check_prompt(self, request: Request, prompt_len: int) -> None:
+        limit, vocab_size = self._config.max_model_len, self._config.vocab_size
         if prompt_len == 0:
-            raise RequestError(f"{name}: the prompt is empty; give at least one token")
+            raise RequestError(f"{_name(request)}: the prompt is empty; give at least one token")
         if prompt_len + 1 > limit:
             raise RequestError(
-                f"{name}: a prompt of {prompt_len} tokens and one output exceed max_model_len={limit}; "
+                f"{_name(request)}: a prompt of {prompt_len} tokens and one output exceed max_model_len={limit}; "
                 "shorten the prompt or raise max_model_len"
             )
-        largest, vocab_size = int(np.maximum.reduce(request.prompt_token_ids)), self._config.vocab_size
-        if vocab_size is not None and largest >= vocab_size:
+        if vocab_size is not None and (largest := largest_id(request.prompt_token_ids)) >= vocab_size:
             raise RequestError(
-                f"{name}: prompt token id {largest} is outside the vocabulary of {vocab_size} ids"
+                f"{_name(request)}: prompt token id {largest} is outside the vocabulary of {vocab_size} ids"
             )
 
     def _roomy_len(self, limit: int) -> int:
@@ -72,12 +71,12 @@ class AdmissionRules:
             limit = min(limit, self._config.max_num_batched_tokens + 1)
         return self._cache.max_tokens_alone(limit - 1) + 1
 
-    def _check_room(self, name: str, prompt_len: int, limit: int) -> None:
+    def _check_room(self, request: Request, prompt_len: int, limit: int) -> None:
         budget, shortage = self._config.max_num_batched_tokens, self._cache.find_shortage(limit - 1)
         exceeds_step = not self._config.enable_chunked_prefill and limit - 1 > budget
         if shortage is None and not exceeds_step:
             return
-        sizes = f"{name}: {prompt_len} prompt and {limit - prompt_len} output tokens"
+        sizes = f"{_name(request)}: {prompt_len} prompt and {limit - prompt_len} output tokens"
         if exceeds_step:
             # After a preemption all of them may have to be computed again in one step.
             raise RequestError(
@@ -141,32 +140,38 @@ class Admission:
         # Looked up anew on every admission: the hit of a resumed request reaches into its outputs.
         hit = self._cache.get_hit(request)
         # Lengths come after the look-up that changes them.
-        left = request.num_tokens - hit.num_tokens
+        num_tokens, num_cached = request.num_tokens, hit.num_tokens
+        left = num_tokens - num_cached
         if left > budget and not self._config.enable_chunked_prefill:
             return None, 0
         # One that gave way before must leave each running request its next block, or it soon gives way again.
         headroom = self._slots.num_running if request.num_preemptions else 0
-        if not self._cache.can_admit(request.num_tokens, hit, headroom):
+        if not self._cache.can_admit(num_tokens, hit, headroom):
             self._blocked = (request.arrival, self._cache.num_free_blocks)
             return None, 0
         if self._config.reserve is not None and self._config.reserve(request):
             return None, 0
         self._queue.pop()
         count = min(left, budget)
-        slot = self._slots.admit(request, hit.num_tokens)
-        self._cache.admit(slot, request, hit, hit.num_tokens + count)
-        self._count(request, hit.num_tokens)
+        slot = self._slots.admit(request, num_cached)
+        self._cache.admit(slot, request, hit, num_cached + count)
+        self._count(request, num_tokens, num_cached)
         request.status = RequestStatus.RUNNING
-        return _describe(request, slot, hit.num_tokens), count
+        return _describe(request, slot, num_cached), count
 
-    def _count(self, request: Request, num_cached: int) -> None:
+    def _count(self, request: Request, num_tokens: int, num_cached: int) -> None:
         self.num_cached_tokens += num_cached
-        self.num_queried_tokens += request.num_tokens
+        self.num_queried_tokens += num_tokens
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_cached
             if self._config.enable_prefix_caching:
                 self._watch.note(request, num_cached)
             self.num_prompt_tokens += request.prompt_len
+
+
+def _name(request: Request) -> str:
+    """The request as messages name it; nearly all of them need no message."""
+    return f"request {request.req_id!r}"
 
 
 def _describe(request: Request, slot: int, num_cached: int) -> NewRequest:
