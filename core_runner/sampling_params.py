@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import compress
 from numbers import Integral, Real
-from operator import attrgetter
+from operator import attrgetter, is_not
 from typing import Any, Literal, get_args
 
 from core_runner.allowed_ids import explain_nothing_left
@@ -84,9 +85,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Turn values into plain Python ones and refuse those of a wrong type or outside their range."""
         # A default needs no look, and most requests change three options of thirty.
-        for value, (default, check) in zip(_values(self), _CHECKS.values(), strict=True):
-            if value is not default:
-                check(self)
+        for check in compress(_CHECKS, map(is_not, _values(self), _DEFAULTS)):
+            check(self)
         self._check_together()
 
     def _set(self, name: str, value: object) -> None:
@@ -98,7 +98,8 @@ class SamplingParams:
         if number is None or not low <= number <= high or (open_low and number == low):
             allowed = f"{'(' if open_low else '['}{low}, {high}]" if high < math.inf else f"{low} or more"
             raise RequestError(f"{name}={value!r} must be a finite number, {allowed}")
-        self._set(name, number)
+        if number is not value:
+            self._set(name, number)
 
     def _check_int(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value = getattr(self, name)
@@ -107,7 +108,8 @@ class SamplingParams:
         if not _is_int(value) or not low <= int(value) <= high:
             none = "None or " if optional else ""
             raise RequestError(f"{name}={value!r} must be {none}an integer in [{low}, {high}]")
-        self._set(name, int(value))
+        if type(value) is not int:
+            self._set(name, int(value))
 
     def _check_type(self, name: str, kind: type) -> None:
         value = getattr(self, name)
@@ -170,6 +172,9 @@ class SamplingParams:
     def _check_logits_processors(self) -> None:
         """Names and options are checked by the processors, at admission."""
         wanted = self.logits_processors
+        if type(wanted) is dict and not wanted:  # nearly always
+            self._set("logits_processors", {})
+            return
         if not isinstance(wanted, Mapping) or not all(
             isinstance(name, str) and isinstance(options, Mapping) for name, options in wanted.items()
         ):
@@ -222,8 +227,8 @@ def _as_token_ids(value: object) -> tuple[int, ...] | None:
     return tuple(int(i) for i in ids)
 
 
-def _checks() -> dict[str, tuple[object, Callable[[SamplingParams], None]]]:
-    """For each option its default and its check, in the order in which they are looked at."""
+def _checks() -> dict[str, Callable[[SamplingParams], None]]:
+    """For each option its check, in the order in which they are looked at."""
     checks: dict[str, Callable[[SamplingParams], None]] = {
         "temperature": lambda p: p._check_number("temperature", 0.0, math.inf),
         "top_p": lambda p: p._check_number("top_p", 0.0, 1.0, open_low=True),
@@ -251,10 +256,16 @@ def _checks() -> dict[str, tuple[object, Callable[[SamplingParams], None]]]:
         "logits_processors": SamplingParams._check_logits_processors,
         "structured_output": SamplingParams._check_structured_output,
     }
+    assert checks.keys() == {option.name for option in fields(SamplingParams)}, "an option is not checked"
+    return checks
+
+
+def _defaults(names: Iterable[str]) -> tuple[object, ...]:
+    """The default of each option; `MISSING`, which no value is, where every object has one of its own."""
     defaults = {option.name: option.default for option in fields(SamplingParams)}
-    assert checks.keys() == defaults.keys(), "an option is not checked"
-    return {name: (defaults[name], check) for name, check in checks.items()}
+    return tuple(defaults[name] for name in names)
 
 
-_CHECKS = _checks()
-_values = attrgetter(*_CHECKS)
+_CHECK_OF = _checks()
+_CHECKS, _DEFAULTS = tuple(_CHECK_OF.values()), _defaults(_CHECK_OF)
+_values = attrgetter(*_CHECK_OF)
