@@ -60,7 +60,6 @@ class RequestStates:
         ) = fields
         self.draft_tokens = self._draft_tokens.tensor
         self.all_token_ids = self._all_token_ids.tensor
-        self._added: list[tuple[int, ...]] = []  # slots with their fields, not staged yet
         self.req_ids: list[str | None] = [None] * max_num_reqs
         self.generations: npt.NDArray[np.int64] = np.zeros(max_num_reqs, dtype=np.int64)
         self.prefill_len_np: IntArray = np.zeros(max_num_reqs, dtype=np.int32)
@@ -87,17 +86,28 @@ class RequestStates:
     def add(self, new: NewRequest) -> None:
         """Admit `new` to its slot; writes every field. Raises `SchedulerOutputError` and changes nothing."""
         self._check_new(new, self.prefill_len_np)
-        slot = new.slot
-        token_ids = np.asarray(new.prefill_token_ids, dtype=np.int32)
-        self.req_ids[slot] = new.req_id
-        self.generations[slot] += 1
-        self.prefill_len_np[slot] = token_ids.size
+        self.fill([new])
+
+    def fill(self, new_requests: Sequence[NewRequest]) -> None:
+        """`add` for admissions that `check_changes` has let pass; many cost little more than one."""
+        if not new_requests:
+            return
+        slots = np.array([new.slot for new in new_requests])
+        tokens = [np.asarray(new.prefill_token_ids, dtype=np.int32) for new in new_requests]
+        lengths, flat = np.array([*map(len, tokens)]), np.concatenate(tokens)
+        for new in new_requests:
+            self.req_ids[new.slot] = new.req_id
+        self.generations[slots] += 1
+        self.prefill_len_np[slots] = lengths
+        prompt_lens = [new.prompt_len for new in new_requests]
+        computed = [new.num_computed_tokens for new in new_requests]
         # last_sampled_tokens is read first after a step has sampled; until then any valid id will do.
-        values = (new.prompt_len, token_ids.size, new.num_computed_tokens, token_ids.size, token_ids[-1])
-        self._added.append((slot, *values))
+        self._stage_fields(slots, [prompt_lens, lengths, computed, lengths, flat[np.cumsum(lengths) - 1]])
+        starts = np.zeros_like(slots)
         if self.num_draft_tokens > 0:
-            self._draft_tokens.stage(slot, 0, [0] * self.num_draft_tokens)
-        self._all_token_ids.stage(slot, 0, token_ids)
+            drafts = np.full_like(slots, self.num_draft_tokens)
+            self._draft_tokens.stage_runs(slots, starts, drafts, np.zeros(int(drafts.sum()), np.int32))
+        self._all_token_ids.stage_runs(slots, starts, lengths, flat)
 
     def remove(self, slot: int) -> None:
         """Give `slot` up. Raises `SchedulerOutputError` if no request holds it."""
@@ -105,13 +115,12 @@ class RequestStates:
         self.req_ids[slot] = None
         self.prefill_len_np[slot] = 0
         if self.poison:
-            self._added.append((slot, *[POISON] * len(_FIELDS)))
+            self._stage_fields(np.array([slot]), [[POISON]] * len(_FIELDS))
             self._draft_tokens.stage(slot, 0, np.full(self.draft_tokens.shape[1], POISON))
             self._all_token_ids.stage(slot, 0, np.full(self.max_model_len, POISON))
 
     def apply_staged_writes(self) -> None:
         """Bring admissions and removals to the device; launches nothing when there were none."""
-        self._stage_added()
         for staged in (self._fields, self._draft_tokens, self._all_token_ids):
             staged.apply()
 
@@ -133,14 +142,10 @@ class RequestStates:
             prefill_len[new.slot] = new.prefill_len
         return prefill_len
 
-    def _stage_added(self) -> None:
-        """One value for each field and slot: a step of many admissions then costs little more than one of one."""
-        if self._added:
-            slots, *fields = np.array(self._added, np.int32).T
-            rows = np.repeat(np.arange(len(fields)), len(slots))
-            columns = np.tile(slots, len(fields))
-            self._fields.stage_runs(rows, columns, np.ones_like(rows), np.concatenate(fields))
-            self._added = []
+    def _stage_fields(self, slots: npt.NDArray[np.int64], fields: Sequence[npt.ArrayLike]) -> None:
+        """One value for each field and slot."""
+        rows = np.repeat(np.arange(len(fields)), len(slots))
+        self._fields.stage_runs(rows, np.tile(slots, len(fields)), np.ones_like(rows), np.concatenate(fields))
 
     def _check_slot(self, who: str, slot: int) -> None:
         if not 0 <= slot < self.max_num_reqs:

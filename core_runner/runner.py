@@ -167,6 +167,7 @@ class ModelRunner:
         """Removals, then admissions, then block tables; each staged on the host and written by one kernel."""
         for removed in step.removed:
             self._remove_request(removed)
+        self.request_states.fill(step.new_requests)
         for new in step.new_requests:
             self._add_request(new)
         for group, update in enumerate(step.block_updates):
@@ -180,7 +181,6 @@ class ModelRunner:
         self.hooks.apply_staged_writes()
 
     def _add_request(self, new: NewRequest) -> None:
-        self.request_states.add(new)
         self.sampler_states.add(new.slot, new.sampling_params, new.seed)
         self.processors.add(new)
         self.prompt_scorer.add(new)

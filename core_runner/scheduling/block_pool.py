@@ -19,8 +19,10 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 2, num_blocks
         self._ref_counts = [0] * num_blocks
-        # An OrderedDict is an intrusive linked list in C: O(1) at both ends and in the middle.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        # Free blocks in two parts: those without a hash, of which the last leaves first, and then those with one, of
+        # which the first does. An OrderedDict is a linked list in C: O(1) at both ends and in the middle.
+        self._plain = list(range(num_blocks - 1, 0, -1))
+        self._hashed: OrderedDict[int, None] = OrderedDict()
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
 
@@ -32,7 +34,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds, hit-able ones included."""
-        return len(self._free)
+        return len(self._plain) + len(self._hashed)
 
     @property
     def num_cached(self) -> int:
@@ -41,35 +43,39 @@ class BlockPool:
 
     def allocate(self, num: int) -> list[int]:
         """Hand out `num` blocks with one reference each; what they held can no longer be hit."""
-        assert num <= len(self._free), (num, len(self._free))
-        refs, hash_of = self._ref_counts, self._hash_of
-        block_ids = []
-        for _ in range(num):
-            block, _none = self._free.popitem(last=False)
-            refs[block] = 1
+        assert num <= self.num_free, (num, self.num_free)
+        first = max(len(self._plain) - num, 0)
+        block_ids = self._plain[first:]
+        del self._plain[first:]
+        block_ids.reverse()
+        while len(block_ids) < num:
+            block, _none = self._hashed.popitem(last=False)
             # Only now is the old content lost, and with it the hit.
-            if block in hash_of:
-                del self._block_of[hash_of.pop(block)]
+            del self._block_of[self._hash_of.pop(block)]
             block_ids.append(block)
+        refs = self._ref_counts
+        for block in block_ids:
+            refs[block] = 1
         return block_ids
 
     def touch(self, block_ids: Sequence[int]) -> None:
         """Take one more reference to each block, which may be held by others or free and hit-able."""
         for block in block_ids:
             if self._ref_counts[block] == 0:
-                del self._free[block]
+                del self._hashed[block]
             self._ref_counts[block] += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Give back one reference to each block, last first, so that the tail of a chain is reused first."""
-        refs, free = self._ref_counts, self._free
+        refs, hash_of = self._ref_counts, self._hash_of
         for block in reversed(block_ids):
-            refs[block] -= 1
-            assert refs[block] >= 0, f"block {block} was freed twice"
-            if refs[block] == 0:
-                free[block] = None
-                if block not in self._hash_of:
-                    free.move_to_end(block, last=False)
+            left = refs[block] = refs[block] - 1
+            assert left >= 0, f"block {block} was freed twice"
+            if left == 0:
+                if block in hash_of:
+                    self._hashed[block] = None
+                else:
+                    self._plain.append(block)
 
     def is_held(self, block: int) -> bool:
         """True if somebody holds a reference."""
@@ -95,8 +101,9 @@ class BlockPool:
         if block is None:
             return
         del self._hash_of[block]
-        if block in self._free:
-            self._free.move_to_end(block, last=False)
+        if block in self._hashed:
+            del self._hashed[block]
+            self._plain.append(block)
 
     def check_integrity(self, references: npt.NDArray[np.int64]) -> None:
         """Recount: `references[block]` is how many table entries name each block, [num_blocks]."""
@@ -104,7 +111,10 @@ class BlockPool:
         wrong = np.flatnonzero(refs[1:] != references[1:]) + 1
         assert not len(wrong), f"blocks {wrong[:8]}: counted {refs[wrong[:8]]}, used {references[wrong[:8]]}"
         assert refs[0] == 0, "the null block was handed out"
-        assert 0 not in self._free, "the null block is in the free list"
+        free = {*self._plain, *self._hashed}
+        assert len(free) == self.num_free, "a block is free twice"
+        assert 0 not in free, "the null block is in the free list"
         unheld = set(np.flatnonzero(refs[1:] == 0) + 1)
-        assert unheld == set(self._free), f"free list differs in {sorted(unheld ^ set(self._free))[:8]}"
+        assert unheld == free, f"free list differs in {sorted(unheld ^ free)[:8]}"
+        assert set(self._hash_of) & free == set(self._hashed), "a free block is in the wrong part"
         assert {b: h for h, b in self._block_of.items()} == self._hash_of, "hash maps differ"

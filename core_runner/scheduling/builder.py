@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from core_runner.request import Request
 from core_runner.scheduling.cache_manager import CacheManager
-from core_runner.scheduling.output import NewRequest, RemovedRequest, SchedulerOutput
+from core_runner.scheduling.output import IntArray, NewRequest, RemovedRequest, SchedulerOutput
 from core_runner.scheduling.plan import Rows
 from core_runner.scheduling.queue import WaitingQueue
 from core_runner.scheduling.slots import SlotTable
@@ -36,11 +37,9 @@ class StepBuilder:
         table.num_tokens_np[slots] += np.where(samples, 1 + drafts, 0).astype(np.int32, copy=False)
         table.num_in_flight_np[slots] += samples
         requests = table.requests_np[slots].tolist()
-        # Offered only now: a hit within this step would read what this step is still to write.
-        prefilling = np.flatnonzero(computed < prefill_len).tolist()
-        for row in prefilling:
-            self._cache.publish(int(slots[row]), requests[row], int(after[row]))
-            self._note_prefill(requests[row], int(after[row]))
+        prefilling = np.flatnonzero(computed < prefill_len)
+        if len(prefilling):
+            self._note_prefills(prefilling, slots, requests, after)
         output = SchedulerOutput(
             removed=removed,
             new_requests=new_requests,
@@ -59,7 +58,7 @@ class StepBuilder:
             generations=table.generation_np[slots],
             constrained=np.flatnonzero(samples & table.is_constrained_np[slots]),
             num_changes=table.num_changes,
-            is_plain=not prefilling and self._is_plain(rows),
+            is_plain=not len(prefilling) and self._is_plain(rows),
             any_reports=bool(table.reports_np[slots].any()),
         )
 
@@ -69,6 +68,18 @@ class StepBuilder:
         if self._num_drafts or table.needs_check_np[slots].any():
             return False
         return bool((table.num_tokens_np[slots] < table.max_total_np[slots]).all())
+
+    def _note_prefills(
+        self, rows: npt.NDArray[np.intp], slots: IntArray, requests: Sequence[Request], after: IntArray
+    ) -> None:
+        """Offer the blocks of prefill rows, and have those go on who have been waiting for these tokens."""
+        # Offered only now: a hit within this step would read what this step is still to write.
+        for row in rows[self._cache.has_unpublished(slots[rows], after[rows])].tolist():
+            self._cache.publish(int(slots[row]), requests[row], int(after[row]))
+        for row in rows.tolist():
+            request = requests[row]
+            if request.group is not None or request.sampling_params.prompt_logprobs is not None:
+                self._note_prefill(request, int(after[row]))
 
     def _note_prefill(self, request: Request, num_computed: int) -> None:
         """What has been waiting for these tokens: prompt log-probabilities, and other completions of the prompt."""

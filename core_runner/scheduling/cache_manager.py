@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from core_runner.request import Request
-from core_runner.scheduling.group_cache import NEVER_PUBLISHED, GroupCache
+from core_runner.scheduling.group_cache import GroupCache
 from core_runner.scheduling.output import BlockUpdate, IntArray
 from core_runner.scheduling.prefix_cache import GroupSpec, PrefixCache, PrefixHit
 
@@ -77,7 +78,7 @@ class CacheManager:
 
     def is_cacheable(self, request: Request) -> bool:
         """Whether the request's blocks may be shared, with whomever."""
-        return self._is_public(request) or (request.group is not None and self._share_prompts)
+        return (request.group is not None and self._share_prompts) or self._is_public(request)
 
     def _is_public(self, request: Request) -> bool:
         """Whether everybody may hit the blocks: tokens alone do not describe a request with model inputs, keys do."""
@@ -110,19 +111,19 @@ class CacheManager:
         A hit block that is free now leaves the free list as a new one does; only shared ones cost nothing.
         """
         for group, hit_ids in zip(self.groups, hit.block_ids, strict=True):
-            num_shared = sum(map(group.pool.is_held, hit_ids))
-            needed = group.peak_blocks(num_tokens, self._max_chunk) - num_shared
-            if needed + headroom > group.pool.num_free:
+            pool, needed = group.pool, group.peak_blocks(num_tokens, self._max_chunk) + headroom
+            if hit_ids:
+                needed -= sum(map(pool.is_held, hit_ids))
+            if needed > pool.num_free:
                 return False
         return True
 
     def admit(self, slot: int, request: Request, hit: PrefixHit, num_tokens: int) -> None:
         """Give a free slot the hit's blocks and new ones for its first `num_tokens` tokens."""
-        cacheable, covered = self.is_cacheable(request), _ENDLESS
+        is_offered, covered = self.is_cacheable(request), _ENDLESS
         for group, hit_ids in zip(self.groups, hit.block_ids, strict=True):
-            covered = min(covered, group.admit(slot, hit_ids, num_tokens) * group.spec.block_size)
-            if not cacheable:
-                group.num_published_np[slot] = NEVER_PUBLISHED
+            num_blocks = group.admit(slot, hit_ids, num_tokens, is_offered)
+            covered = min(covered, num_blocks * group.spec.block_size)
         self._num_covered_np[slot] = covered
 
     def grow(self, slots: IntArray, num_tokens: IntArray) -> bool:
@@ -170,6 +171,13 @@ class CacheManager:
         for group in self.groups:
             group.release(slot)
         self._num_covered_np[slot] = 0
+
+    def has_unpublished(self, slots: IntArray, num_tokens: IntArray) -> npt.NDArray[np.bool_]:
+        """Slots of whose first `num_tokens[i]` tokens `publish` would offer something, [n]."""
+        found = np.zeros(len(slots), np.bool_)
+        for group in self.groups:
+            found |= group.num_published_np[slots] < num_tokens // group.spec.block_size
+        return found
 
     def publish(self, slot: int, request: Request, num_tokens: int) -> None:
         """Offer the full blocks of the first `num_tokens` tokens, which are known and scheduled."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from core_runner.scheduling.prefix_cache import GroupSpec
 
 _NONE: IntArray = np.zeros(0, np.int32)
 _NO_UPDATE = BlockUpdate(_NONE, _NONE, _NONE, _NONE)
-NEVER_PUBLISHED = np.int32(2**31 - 1)
+_NEVER_PUBLISHED = np.int32(2**31 - 1)
 
 
 class GroupCache:
@@ -34,7 +33,7 @@ class GroupCache:
         self.num_unseen_np = np.zeros(max_num_reqs, np.int32)
         self.num_published_np = np.zeros(max_num_reqs, np.int32)
         self._runs: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
-        self._admitted: list[tuple[int, list[int]]] = []  # slots and their rows, after all of `_runs`
+        self._admitted: list[int] = []  # slots whose whole rows are new, after all of `_runs`
         self._released: set[int] = set()
 
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
@@ -84,21 +83,25 @@ class GroupCache:
         self.num_unseen_np[slots] = unseen
         self._runs.append((slots, starts, lengths, np.zeros(int(lengths.sum()), np.int32)))
 
-    def admit(self, slot: int, hit_ids: Sequence[int], num_tokens: int) -> int:
-        """Fill a free slot: the blocks of a prefix hit (leading zeros are null), then new ones; returns how many."""
+    def admit(self, slot: int, hit_ids: Sequence[int], num_tokens: int, is_offered: bool) -> int:
+        """Fill a free slot: the blocks of a prefix hit (leading zeros are null), then new ones; returns how many.
+
+        is_offered: whether `publish` is to offer its blocks.
+        """
         assert self.num_blocks_np[slot] == 0, f"slot {slot} still holds blocks"
-        # A window group needs only the end of a hit; null blocks always lead.
-        num_null = hit_ids.count(0)
-        # Before anything is allocated, or a free hit block could be handed out as a new one.
-        self.pool.touch(hit_ids[num_null:])
-        new = -(-num_tokens // self.spec.block_size) - len(hit_ids)
-        row = [*hit_ids, *self.pool.allocate(new)]
-        self.table[slot, : len(row)] = row
-        self.num_blocks_np[slot] = len(row)
-        self.num_unseen_np[slot] = num_null
-        self.num_published_np[slot] = len(hit_ids)
-        self._admitted.append((slot, row))
-        return len(row)
+        num_blocks, num_hit = -(-num_tokens // self.spec.block_size), len(hit_ids)
+        if num_hit:
+            # A window group needs only the end of a hit; null blocks always lead.
+            num_null = hit_ids.count(0)
+            # Before anything is allocated, or a free hit block could be handed out as a new one.
+            self.pool.touch(hit_ids[num_null:])
+            self.table[slot, :num_hit] = hit_ids
+            self.num_unseen_np[slot] = num_null
+        self.table[slot, num_hit:num_blocks] = self.pool.allocate(num_blocks - num_hit)
+        self.num_blocks_np[slot] = num_blocks
+        self.num_published_np[slot] = num_hit if is_offered else _NEVER_PUBLISHED
+        self._admitted.append(slot)
+        return num_blocks
 
     def release(self, slot: int) -> None:
         """Free every block of a slot."""
@@ -116,7 +119,7 @@ class GroupCache:
         """The changes since the last call, without those of slots that were released since."""
         runs, self._runs = self._runs, []
         if self._admitted:
-            runs.append(_whole_rows(self._admitted))
+            runs.append(self._whole_rows([slot for slot in self._admitted if slot not in self._released]))
             self._admitted = []
         if self._released:
             runs = [_without(run, self._released) for run in runs]
@@ -127,6 +130,13 @@ class GroupCache:
             return BlockUpdate(*runs[0])
         return BlockUpdate(*(np.concatenate(parts) for parts in zip(*runs, strict=True)))
 
+    def _whole_rows(self, admitted: Sequence[int]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """The runs of slots that were filled from their first column on."""
+        slots = np.array(admitted, np.int32)
+        lengths = self.num_blocks_np[slots]
+        starts = np.zeros_like(slots)
+        return slots, starts, lengths, self.table[_cells(slots, starts, lengths)]
+
     def check_integrity(self) -> None:
         """Recount the references of every block from the table."""
         columns = np.arange(self.table.shape[1])
@@ -134,14 +144,6 @@ class GroupCache:
         assert (self.table[held] > 0).all(), "a held table entry is null"
         assert not self.table[~held].any(), "a table entry outside the held range is not null"
         self.pool.check_integrity(np.bincount(self.table[held], minlength=self.pool.num_blocks))
-
-
-def _whole_rows(admitted: Sequence[tuple[int, list[int]]]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """The runs of slots that were filled from their first column on."""
-    slots = np.array([slot for slot, _ in admitted], np.int32)
-    lengths = np.array([len(row) for _, row in admitted], np.int32)
-    block_ids = np.fromiter(chain.from_iterable(row for _, row in admitted), np.int32, int(lengths.sum()))
-    return slots, np.zeros_like(slots), lengths, block_ids
 
 
 def _cells(slots: IntArray, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:

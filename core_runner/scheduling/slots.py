@@ -63,16 +63,18 @@ class SlotTable:
 
     def admit(self, request: Request, num_computed: int) -> int:
         """Hand out a slot; every field of it is written."""
-        self.running()  # a slot given up since must leave the list before it is listed again
+        if self._num_listed + len(self._free) != len(self.requests_np):
+            self.running()  # a slot given up since must leave the list before it is listed again
         slot = self._free.pop()
         known, params = request.num_tokens, request.sampling_params
+        is_constrained = request.constraint is not None
         self.num_computed_np[slot] = num_computed
         self.num_tokens_np[slot] = self.num_known_np[slot] = self.prefill_len_np[slot] = known
         self.max_total_np[slot] = request.max_total_len
         self.num_in_flight_np[slot] = 0
         self.rank_np[:, slot] = request.rank
-        self.is_constrained_np[slot] = request.constraint is not None
-        self.needs_check_np[slot] = bool(params.stop_token_ids) or request.constraint is not None
+        self.is_constrained_np[slot] = is_constrained
+        self.needs_check_np[slot] = is_constrained or bool(params.stop_token_ids)
         self.ends_at_eos_np[slot] = not params.ignore_eos
         self.reports_np[slot] = request.reports_tokens
         self.is_running_np[slot] = True
