@@ -24,6 +24,9 @@ _BETA: Final = 0.1102 * (70.0 - 8.7)
 _HALF_WIDTH: Final = 44
 _CUTOFF: Final = 0.97
 _GROUP: Final = 32
+# Multiplications of one product, from about twice as many of which OpenBLAS spreads one over threads. They wait for each
+# other in busy loops, and where processors are busy as well a file took ten times as long.
+_MOST_PRODUCT: Final = 1 << 18
 _MOST_PHASES: Final = 640  # 11,025 to 16,000; odd rates would need tables of many megabytes
 _RATES: Final = range(1000, 400_000)
 
@@ -75,7 +78,7 @@ class Resampler:
                 rows = as_strided(
                     begin, (num_rows, num_inputs), (4 * apart * self._period, 4), writeable=False
                 )
-                out[first::apart, group] = rows @ self._weights[group]
+                _multiply(rows, self._weights[group], out[first::apart, group])
         self._held = held[num_periods * self._period :]
         wanted = -(-self._num_in * self._up // self._down) - self._num_out
         self._append(out.reshape(-1)[:wanted])
@@ -83,6 +86,15 @@ class Resampler:
     def _append(self, samples: Samples) -> None:
         self._num_out += len(samples)
         self._buffer.append(samples)
+
+
+def _multiply(rows: Samples, weights: Samples, out: Samples) -> None:
+    """Write rows @ weights to `out`."""
+    most = max(_MOST_PRODUCT // weights.size, 1)
+    num_whole = len(rows) // most * most
+    whole = rows[:num_whole].reshape(num_whole // most, most, len(weights)) @ weights
+    out[:num_whole] = whole.reshape(num_whole, weights.shape[1])
+    out[num_whole:] = rows[num_whole:] @ weights
 
 
 def _reach(up: int, down: int) -> int:
