@@ -24,8 +24,8 @@ _BETA: Final = 0.1102 * (70.0 - 8.7)
 _HALF_WIDTH: Final = 44
 _CUTOFF: Final = 0.97
 _GROUP: Final = 32
-# Multiplications of one product, from about twice as many of which OpenBLAS spreads one over threads. They wait for each
-# other in busy loops, and where processors are busy as well a file took ten times as long.
+# Multiplications of one product. From about twice as many OpenBLAS spreads one over threads, which wait for each other
+# in busy loops: where the processors had other work, a file took ten times as long.
 _MOST_PRODUCT: Final = 1 << 18
 _MOST_PHASES: Final = 640  # 11,025 to 16,000; odd rates would need tables of many megabytes
 _RATES: Final = range(1000, 400_000)
