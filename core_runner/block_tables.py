@@ -63,12 +63,13 @@ class BlockTables:
         _extend(self._filled[group], update)
         self._tables[group].stage_runs(update.slots, update.starts, update.lengths, update.block_ids)
 
-    def remove(self, slot: int) -> None:
-        """Give up the rows of `slot` in every group."""
-        self._filled[:, slot] = 0
+    def remove(self, *slots: int) -> None:
+        """Give up the rows of `slots` in every group."""
+        self._filled[:, slots] = 0
         if self._poison:
-            for table, max_blocks in zip(self._tables, self.max_blocks, strict=True):
-                table.stage(slot, 0, np.full(max_blocks, NULL_BLOCK))
+            for slot in slots:
+                for table, max_blocks in zip(self._tables, self.max_blocks, strict=True):
+                    table.stage(slot, 0, np.full(max_blocks, NULL_BLOCK))
 
     def apply_staged_writes(self) -> None:
         """Bring the changes to the device; launches nothing for a group that has none."""

@@ -38,7 +38,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._finish_early = finish_early
         self._tracked: dict[str, _Tracked] = {}
-        # By prompt, which is done when all of its completions are.
+        # By prompt of several completions, which is done when all of them are.
         self._completed: dict[str, list[tuple[Request, CompletionOutput]]] = {}
 
     def track(
@@ -124,30 +124,37 @@ class OutputProcessor:
     def _collect(self, tracked: _Tracked, completion: CompletionOutput) -> RequestOutput | None:
         """The whole result, if this was the last completion that its prompt waited for."""
         request = tracked.request
+        if request.group is None:
+            return _result(tracked, [(request, completion)])
         completed = self._completed.setdefault(request.prompt_id, [])
         completed.append((request, completion))
-        if request.group is not None and len(completed) < request.group.size:
+        if len(completed) < request.group.size:
             return None
         del self._completed[request.prompt_id]
         completed.sort(key=lambda pair: pair[0].index)
-        first, outputs = completed[0][0], [completion for _, completion in completed]
-        errors = [_error(request) for request, completion in completed if completion.finish_reason == "error"]
-        return RequestOutput(
-            request_id=request.prompt_id,
-            prompt=tracked.prompt,
-            prompt_token_ids=first.prompt_token_ids.tolist(),
-            outputs=outputs,
-            finished=True,
-            num_cached_tokens=max(first.num_cached_tokens, 0),
-            error=errors[0] if errors else None,
-            prompt_logprobs=_prompt_dicts(first),
-        )
+        return _result(tracked, completed)
 
     def _decode(self, tracked: _Tracked) -> str:
         if self._tokenizer is None or not tracked.wants_text:
             return ""
         skip = tracked.request.sampling_params.skip_special_tokens
         return self._tokenizer.decode(tracked.token_ids, skip_special_tokens=skip)
+
+
+def _result(tracked: _Tracked, completed: Sequence[tuple[Request, CompletionOutput]]) -> RequestOutput:
+    """What became of a prompt: its completions by index, with their requests."""
+    first = completed[0][0]
+    errors = [_error(request) for request, completion in completed if completion.finish_reason == "error"]
+    return RequestOutput(
+        request_id=first.prompt_id,
+        prompt=tracked.prompt,
+        prompt_token_ids=first.prompt_token_ids.tolist(),
+        outputs=[completion for _, completion in completed],
+        finished=True,
+        num_cached_tokens=max(first.num_cached_tokens, 0),
+        error=errors[0] if errors else None,
+        prompt_logprobs=_prompt_dicts(first),
+    )
 
 
 def _stop_reason(tracked: _Tracked, reason: FinishReason) -> str | int | None:

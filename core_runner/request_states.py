@@ -112,12 +112,20 @@ class RequestStates:
     def remove(self, slot: int) -> None:
         """Give `slot` up. Raises `SchedulerOutputError` if no request holds it."""
         self._check_removed(slot, self.prefill_len_np)
-        self.req_ids[slot] = None
-        self.prefill_len_np[slot] = 0
-        if self.poison:
-            self._stage_fields(np.array([slot]), [[POISON]] * len(_FIELDS))
-            self._draft_tokens.stage(slot, 0, np.full(self.draft_tokens.shape[1], POISON))
-            self._all_token_ids.stage(slot, 0, np.full(self.max_model_len, POISON))
+        self.clear([slot])
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """`remove` for slots that `check_changes` has let pass."""
+        self.prefill_len_np[slots] = 0
+        for slot in slots:
+            self.req_ids[slot] = None
+            if self.poison:
+                self._poison(slot)
+
+    def _poison(self, slot: int) -> None:
+        self._stage_fields(np.array([slot]), [[POISON]] * len(_FIELDS))
+        self._draft_tokens.stage(slot, 0, np.full(self.draft_tokens.shape[1], POISON))
+        self._all_token_ids.stage(slot, 0, np.full(self.max_model_len, POISON))
 
     def apply_staged_writes(self) -> None:
         """Bring admissions and removals to the device; launches nothing when there were none."""

@@ -167,6 +167,10 @@ class ModelRunner:
         """Removals, then admissions, then block tables; each staged on the host and written by one kernel."""
         for removed in step.removed:
             self._remove_request(removed)
+        if step.removed:
+            slots = [removed.slot for removed in step.removed]
+            self.request_states.clear(slots)
+            self.block_tables.remove(*slots)
         self.request_states.fill(step.new_requests)
         for new in step.new_requests:
             self._add_request(new)
@@ -188,11 +192,9 @@ class ModelRunner:
 
     def _remove_request(self, removed: RemovedRequest) -> None:
         self.hooks.remove_request(removed.slot, removed.reason)
-        self.request_states.remove(removed.slot)
         self.sampler_states.remove(removed.slot)
         self.processors.remove(removed.slot)
         self.prompt_scorer.remove(removed.slot)
-        self.block_tables.remove(removed.slot)
 
     def _build_sampling(self) -> None:
         """What turns hidden states into tokens and log-probabilities, with the options of every slot."""

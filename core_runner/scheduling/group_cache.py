@@ -109,8 +109,7 @@ class GroupCache:
         row = self.table[slot, :num_blocks]
         self.pool.free(row[self.num_unseen_np[slot] :].tolist())
         row[:] = 0
-        for counts in (self.num_blocks_np, self.num_unseen_np, self.num_published_np):
-            counts[slot] = 0
+        self.num_blocks_np[slot] = self.num_unseen_np[slot] = self.num_published_np[slot] = 0
         # A slot that is preempted while a step is built may have entries of that step already.
         if self._runs or self._admitted:
             self._released.add(slot)

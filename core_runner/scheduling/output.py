@@ -106,10 +106,13 @@ class SchedulerOutput:
     is_repeat: bool = False
 
     @classmethod
-    def empty(cls, num_groups: int, removed: Sequence[RemovedRequest] = ()) -> SchedulerOutput:
+    def empty(
+        cls, num_groups: int, removed: Sequence[RemovedRequest] = (), is_trusted: bool = False
+    ) -> SchedulerOutput:
         """A step without rows, to give slots back or to run padding alone."""
         none = np.zeros(0, np.int32)
-        return cls(removed, (), (BlockUpdate(none, none, none, none),) * num_groups, none, none, none)
+        updates = (BlockUpdate(none, none, none, none),) * num_groups
+        return cls(removed, (), updates, none, none, none, is_trusted=is_trusted)
 
     @property
     def num_reqs(self) -> int:

@@ -192,7 +192,7 @@ class Scheduler:
         """A step without rows that only reports removals, for an engine that goes idle; None without any."""
         if not self._removed:
             return None
-        return SchedulerOutput.empty(len(self._cache.groups), self._take_removed())
+        return SchedulerOutput.empty(len(self._cache.groups), self._take_removed(), is_trusted=True)
 
     def stats(self) -> SchedulerStats:
         """Counters; the free ones return to their first values when every request has ended."""
@@ -277,6 +277,8 @@ class Scheduler:
 
     def _publish(self, request: Request) -> None:
         """Offer the blocks that the request's outputs filled; those of its prompt have been, when it was scheduled."""
+        if not self._cache.is_cacheable(request):
+            return
         table, slot = self._slots, request.slot
         # Not with the last known token: the next sample shows whether what is computed of it is finite.
         known, computed = int(table.num_known_np[slot]), int(table.num_computed_np[slot])

@@ -15,6 +15,10 @@ from core_runner.scheduling.slots import SlotTable
 from core_runner.scheduling.step import RequestUpdate, ScheduledStep
 
 Ended = list[tuple[Request, RequestStatus]]
+_STATUS_OF: dict[FinishReason, RequestStatus] = {
+    "stop": RequestStatus.FINISHED_STOP,
+    "length": RequestStatus.FINISHED_LENGTH,
+}
 
 
 class StepResults:
@@ -131,12 +135,14 @@ class StepResults:
         if request.slot >= 0:
             self._slots.num_known_np[request.slot] += len(new)
         self.num_generated_tokens += len(new)
-        logprobs = _row_logprobs(request, output.logprobs, row, len(new))
-        request.logprobs += logprobs
+        logprobs: Sequence[TokenLogprobs] = ()
+        if output.logprobs is not None:
+            logprobs = _row_logprobs(request, output.logprobs, row, len(new))
+            request.logprobs += logprobs
         if reason or (new and request.reports_tokens):
             updates.append(RequestUpdate(request, new, reason, logprobs))
         if reason:
-            ended.append((request, RequestStatus(reason)))
+            ended.append((request, _STATUS_OF[reason]))
 
     def _fail(self, request: Request, updates: list[RequestUpdate], ended: Ended) -> None:
         constraint = request.constraint
@@ -150,9 +156,10 @@ def _cut_at_stop(request: Request, token_ids: list[int]) -> tuple[list[int], Fin
     """The tokens up to the first that ends the request, and why it ends."""
     # Drafts may bring more than was asked for; an end id before the limit wins.
     room = request.max_total_len - request.num_tokens
-    for idx, token in enumerate(token_ids[:room]):
-        if token in request.stop_token_ids:
-            return token_ids[: idx + 1], "stop"
+    if not request.stop_token_ids.isdisjoint(token_ids):
+        for idx, token in enumerate(token_ids[:room]):
+            if token in request.stop_token_ids:
+                return token_ids[: idx + 1], "stop"
     return token_ids[:room], "length" if len(token_ids) >= room else None
 
 
@@ -166,9 +173,9 @@ def _append_logprobs(
             request.logprobs += _row_logprobs(request, logprobs, row, 1)
 
 
-def _row_logprobs(request: Request, logprobs: Logprobs | None, row: int, num: int) -> list[TokenLogprobs]:
+def _row_logprobs(request: Request, logprobs: Logprobs, row: int, num: int) -> list[TokenLogprobs]:
     wanted = request.sampling_params.logprobs
-    if logprobs is None or wanted is None:
+    if wanted is None:
         return []
     # The arrays are as wide as the batch's largest wish, and are overwritten by a later step.
     width = wanted + 1
