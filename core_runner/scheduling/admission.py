@@ -124,6 +124,13 @@ class Admission:
         slots = np.array([new.slot for new in admitted], np.int32)
         return admitted, slots, np.array(counts, np.int32)
 
+    def is_stuck(self) -> bool:
+        """Whether `admit` would look at nobody, and nobody is to be told who waits: the first one still lacks blocks,
+        or the others' prompt is still to be computed.
+        """
+        request = self._queue.peek()
+        return self._config.expect is None and (request is None or self._is_still_blocked(request))
+
     def _is_still_blocked(self, request: Request) -> bool:
         """Whether the request lacked blocks before and no group has more free ones now.
 

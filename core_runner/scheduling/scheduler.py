@@ -70,7 +70,7 @@ class Scheduler:
         self._admission = Admission(config, self._slots, self._cache, self._queue)
         self._failed: list[RequestUpdate] = []
         self._builder = StepBuilder(config, self._slots, self._cache, self._queue)
-        self._steady = SteadySteps(self._slots, self._cache, self._queue)
+        self._steady = SteadySteps(self._slots, self._cache, self._queue, self._admission)
         self._num_arrivals = self._num_preemptions = self._turn = 0
 
     # ---- requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from core_runner.scheduling.admission import Admission
 from core_runner.scheduling.cache_manager import CacheManager
 from core_runner.scheduling.output import IntArray, SchedulerOutput
 from core_runner.scheduling.queue import WaitingQueue
@@ -14,12 +15,14 @@ from core_runner.scheduling.step import ScheduledStep
 class SteadySteps:
     """Repeats a plain step of all running requests, at the cost of a few additions.
 
-    It serves until a slot is handed out or given up, a row comes to its last token, or blocks run out. The tables
-    are kept up to date, so whoever plans the next step finds nothing missing.
+    It serves until a slot is handed out or given up or somebody could have one, a row comes to its last token, or
+    blocks run out. The tables are kept up to date, so whoever plans the next step finds nothing missing.
     """
 
-    def __init__(self, table: SlotTable, cache: CacheManager, queue: WaitingQueue) -> None:
-        self._table, self._cache, self._queue = table, cache, queue
+    def __init__(
+        self, table: SlotTable, cache: CacheManager, queue: WaitingQueue, admission: Admission
+    ) -> None:
+        self._table, self._cache, self._queue, self._admission = table, cache, queue, admission
         self._step: ScheduledStep | None = None
         self._computed: IntArray | None = None  # of the next step's rows, once there is one
         self._most_computed: IntArray = np.zeros(0, np.int32)
@@ -34,7 +37,9 @@ class SteadySteps:
         step, table, queue = self._step, self._table, self._queue
         if step is None or not step.is_plain or step.num_changes != table.num_changes:
             return None
-        if len(step.requests) < table.num_running or queue.has_unready or (len(queue) and table.num_free):
+        if len(step.requests) < table.num_running or queue.has_unready:
+            return None
+        if len(queue) and table.num_free and not self._admission.is_stuck():
             return None
         slots = step.output.slots
         computed = self._begin(slots) if self._computed is None else self._computed

@@ -70,6 +70,26 @@ def test_those_who_wait_for_a_slot_change_nothing():
     sim.check_exact()
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_those_who_wait_for_blocks_change_nothing_until_there_are_some(depth):
+    per_request = -(-(6 + 30 - 1) // 4)
+    sim = Recorded(depth=depth, groups=((4, None),), num_blocks=(1 + 3 * per_request,), prefix=False)
+    sim.fill(2)
+    for _ in range(3):
+        sim.step()
+    before = len(sim.outputs)
+    sim.add("waits", list(range(10, 110)), max_tokens=5, ignore_eos=True)
+    for _ in range(12):
+        sim.step()
+    # It is looked at once, and not again as long as no more blocks are free.
+    assert sim.repeats[before:] == "." + "r" * 11
+    sim.abort("r0")
+    sim.step()
+    assert sim.repeats[-1] == "."
+    sim.run()
+    sim.check_exact()
+
+
 def test_rows_that_are_looked_at_one_by_one_have_every_step_planned():
     sim = Recorded(depth=1)
     sim.fill(2)
