@@ -24,6 +24,7 @@ class AdmissionRules:
         self._config = config
         self._cache = cache
         self._eos_token_ids = eos_token_ids
+        self._roomy_len = self._find_roomy_len(config.max_model_len)
 
     def max_total_len(self, request: Request) -> int:
         """Most tokens of prompt and output; raises `RequestError` if they could never run."""
@@ -34,10 +35,11 @@ class AdmissionRules:
             raise RequestError(f"{_name(request)}: {problem}")
         limit, max_tokens = config.max_model_len, params.max_tokens
         if max_tokens is None:
-            limit = max(prompt_len + 1, self._roomy_len(limit))
+            limit = max(prompt_len + 1, self._roomy_len)
         else:
             limit = min(prompt_len + max_tokens, limit)
-        self._check_room(request, prompt_len, limit)
+        if limit > self._roomy_len:
+            self._check_room(request, prompt_len, limit)
         if params.min_tokens > limit - prompt_len:
             raise RequestError(
                 f"{_name(request)}: min_tokens={params.min_tokens} cannot be reached: a prompt of {prompt_len} tokens "
@@ -65,8 +67,8 @@ class AdmissionRules:
                 f"{_name(request)}: prompt token id {largest} is outside the vocabulary of {vocab_size} ids"
             )
 
-    def _roomy_len(self, limit: int) -> int:
-        """Longest total that fits when nothing is asked for; the last token is never computed."""
+    def _find_roomy_len(self, limit: int) -> int:
+        """Longest total, up to `limit`, that always fits; the last token is never computed."""
         if not self._config.enable_chunked_prefill:
             limit = min(limit, self._config.max_num_batched_tokens + 1)
         return self._cache.max_tokens_alone(limit - 1) + 1
