@@ -33,11 +33,8 @@ class AdmissionRules:
         problem = explain_contradiction(params, config.vocab_size, self._eos_token_ids)
         if problem is not None:
             raise RequestError(f"{_name(request)}: {problem}")
-        limit, max_tokens = config.max_model_len, params.max_tokens
-        if max_tokens is None:
-            limit = max(prompt_len + 1, self._roomy_len)
-        else:
-            limit = min(prompt_len + max_tokens, limit)
+        max_tokens = self._roomy_len - prompt_len if params.max_tokens is None else params.max_tokens
+        limit = min(prompt_len + max(max_tokens, 1), config.max_model_len)
         if limit > self._roomy_len:
             self._check_room(request, prompt_len, limit)
         if params.min_tokens > limit - prompt_len:
