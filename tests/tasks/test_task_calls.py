@@ -143,7 +143,7 @@ def test_programs_are_begun_as_there_is_room(llm: LLM) -> None:
     for count, _ in enumerate(llm.run(program(number) for number in range(40))):
         most = max(most, len(begun) - count)
     assert len(begun) == 40
-    assert most <= 4 + 1 + 4, "slots, one in reserve, and those that had ended unseen"
+    assert most <= 4 + 4 + 4, "slots, the queue, and those that had ended unseen"
 
 
 def test_requests_of_a_program_that_goes_on_come_before_those_that_only_begin(llm: LLM) -> None:
