@@ -43,7 +43,7 @@ class Call:
         wants_text: bool = True,
         most_queued: int | None = None,
     ) -> None:
-        """wants_text: False leaves the text of results empty. most_queued: feed while fewer requests are queued."""
+        """wants_text: see `OutputProcessor.track`. most_queued: feed while fewer requests are queued."""
         self._engine, self._processor, self._stream = engine, processor, stream
         self._wants_text, self._most_queued = wants_text, most_queued
         self._waiting = deque(

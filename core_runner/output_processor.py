@@ -52,7 +52,8 @@ class OutputProcessor:
     ) -> None:
         """Send this request's deltas to `sink`: one per step when it streams, else only the last.
 
-        wants_text: False leaves the text empty, where stop strings do not need it.
+        wants_text: False leaves the text empty, where stop strings do not need it, and log-probabilities out, which
+        whoever has the request finds there.
         """
         params = request.sampling_params
         request.reports_tokens = stream or bool(params.stop)
@@ -113,7 +114,7 @@ class OutputProcessor:
             token_ids=tracked.token_ids,
             finish_reason=reason,
             stop_reason=_stop_reason(tracked, reason),
-            logprobs=None if request.sampling_params.logprobs is None else _as_dicts(tracked.logprobs),
+            logprobs=_as_dicts(tracked.logprobs) if self._wants_logprobs(tracked) else None,
         )
         output = self._collect(tracked, completion)
         if tracked.stream or output is not None:
@@ -133,6 +134,9 @@ class OutputProcessor:
         del self._completed[request.prompt_id]
         completed.sort(key=lambda pair: pair[0].index)
         return _result(tracked, completed)
+
+    def _wants_logprobs(self, tracked: _Tracked) -> bool:
+        return tracked.wants_text and tracked.request.sampling_params.logprobs is not None
 
     def _decode(self, tracked: _Tracked) -> str:
         if self._tokenizer is None or not tracked.wants_text:

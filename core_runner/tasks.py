@@ -13,6 +13,7 @@ from core_runner.calls import Call, Job
 from core_runner.errors import RequestError
 from core_runner.outputs import RequestOutput
 from core_runner.programs import ProgramEnd, Programs
+from core_runner.request import Request
 from core_runner.sampling_params import SamplingParams
 from model_states.tasks import Program, TaskOutput, TaskRequest
 
@@ -42,6 +43,7 @@ class TaskCall:
         self._programs = Programs(self)
         self._num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
         self._threads: ThreadPoolExecutor | None = None
+        self._requests: dict[int, Request] = {}
         self._work: dict[int, Future[Any]] = {}
         self._done: SimpleQueue[int] = SimpleQueue()  # tickets of work
 
@@ -56,7 +58,11 @@ class TaskCall:
         if params.n != 1:
             raise RequestError(f"n={params.n} in a task's request must be 1; yield several requests")
         prompt = {"prompt_token_ids": request.prompt_token_ids, "model_inputs": request.model_inputs}
-        self._call.add(ticket, self._make_job(prompt, params), soon=soon)
+        job = self._make_job(prompt, params)
+        (made,) = job.requests
+        assert isinstance(made, Request), "one that cannot be served is refused by then"
+        self._requests[ticket] = made
+        self._call.add(ticket, job, soon=soon)
 
     def start_work(self, ticket: int, function: Callable[[], Any]) -> None:
         """See `Host.start_work`."""
@@ -71,6 +77,7 @@ class TaskCall:
         if future is not None:
             future.cancel()
             return
+        self._requests.pop(ticket, None)
         with self._lock:
             self._call.cancel(ticket)
 
@@ -128,6 +135,9 @@ class TaskCall:
             self._step()
 
     def _take_output(self, ticket: int, output: RequestOutput) -> None:
+        request = self._requests.pop(ticket, None)
+        if request is None:  # given up
+            return
         (completion,) = output.outputs
         reason = completion.finish_reason
         if reason not in ("stop", "length", "error"):
@@ -135,7 +145,7 @@ class TaskCall:
             self._programs.fail(ticket, error)
             return
         # The sampled token comes first.
-        logprobs = [next(iter(ids.values())).logprob for ids in completion.logprobs or ()]
+        logprobs = [float(token.values[0]) for token in request.logprobs]
         self._programs.deliver(ticket, TaskOutput(completion.token_ids, reason, logprobs, output.error))
 
     def _take_work(self, ticket: int) -> None:
