@@ -37,7 +37,7 @@ CLASSES = (
 OF_FILE = {
     r"^model_states_|state_rows|copy_rows": "state",
     r"/sampling/": "sampler",
-    r"core_runner/kernels|staged_write": "input preparation",
+    r"core_runner/kernels|staged_write|write_runs": "input preparation",
     r"rope|norm": "norm, rope, elementwise",
     r"attention|write_cache": "attention",
     r"linear|matmul|matrix|vector|gemm|gemv|product": "matmul",

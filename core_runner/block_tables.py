@@ -11,6 +11,7 @@ import torch
 from core_runner.errors import SchedulerOutputError
 from core_runner.scheduling.output import BlockUpdate
 from model_states.staged import StagedTensor
+from model_states.staged_writer import StagedWriter
 
 NULL_BLOCK = 0
 
@@ -20,7 +21,8 @@ class BlockTables:
 
     group_specs: (block_size, sliding_window) of each group. num_blocks: blocks of each group's pool, once
     they are known, to refuse ids that lie outside; None leaves that to the caller. A freed row is not
-    cleared, because lengths guard it; poison=True points it at the null block, whose contents are nobody's.
+    cleared, because lengths guard it; poison=True points it at the null block, whose contents are nobody's. writer:
+    see `StagedTensor`.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class BlockTables:
         *,
         num_blocks: Sequence[int] | None = None,
         poison: bool = False,
+        writer: StagedWriter | None = None,
     ) -> None:
         self.block_sizes = tuple(block_size for block_size, _ in group_specs)
         self.max_blocks = tuple(-(-max_model_len // block_size) for block_size in self.block_sizes)
@@ -41,7 +44,7 @@ class BlockTables:
         self._filled: npt.NDArray[np.int32] = np.zeros((len(self.block_sizes), max_num_reqs), dtype=np.int32)
         self._poison = poison
         self._tables = [
-            StagedTensor((max_num_reqs + 1, max_blocks), torch.int32, device, fill=NULL_BLOCK)
+            StagedTensor((max_num_reqs + 1, max_blocks), torch.int32, device, fill=NULL_BLOCK, writer=writer)
             for max_blocks in self.max_blocks
         ]
 

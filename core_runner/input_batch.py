@@ -19,6 +19,7 @@ from core_runner.request_states import RequestStates
 from core_runner.scheduling.output import IntArray, SchedulerOutput
 from model_states.batch import InputBatch
 from model_states.staged import HostToDevice
+from model_states.staged_writer import StagedWriter
 
 
 class InputPreparer:
@@ -35,7 +36,10 @@ class InputPreparer:
         block_tables: BlockTables,
         max_num_batched_tokens: int,
         device: torch.device,
+        writer: StagedWriter | None = None,
     ) -> None:
+        """writer: of the tensors that a step reads, flushed when the step begins."""
+        self._writer = StagedWriter(device) if writer is None else writer
         self._states = request_states
         self._block_tables = block_tables
         self.max_num_tokens = max_num_batched_tokens
@@ -49,6 +53,7 @@ class InputPreparer:
             self.max_num_reqs * self._max_num_logits,
             block_tables.max_blocks,
             device,
+            self._writer,
         )
 
     @property
@@ -159,9 +164,18 @@ class InputPreparer:
             packed = self._pack(so)
             if not np.array_equal(packed, self._packed):
                 assert not so.is_repeat, "a step that is no repetition says it is"
-                self._transfer.copy(packed, self.buffers.packed)
-                self._packed = packed
+                self._send(packed)
+        self._writer.flush()
         return self._batch(so, num_tokens, num_rows, self._packed)
+
+    def _send(self, packed: IntArray) -> None:
+        """Bring the rows of the step to the device, on the way of those who have to get there anyway."""
+        if self._writer.is_empty:
+            self._transfer.copy(packed, self.buffers.packed)
+        else:
+            self.buffers.staged.stage(0, 0, packed)
+            self.buffers.staged.apply()
+        self._packed = packed
 
     def _pack(self, so: SchedulerOutput) -> IntArray:
         """The rows of the step, padded to R, as `InputBuffers.packed` holds them."""

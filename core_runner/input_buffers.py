@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
+from model_states.staged import StagedTensor
+from model_states.staged_writer import StagedWriter
+
 
 class InputBuffers:
     """Device buffers of a step at their largest size; addresses never change, so a graph can replay them.
 
     `packed` int32 [3 R + 2] is what the host writes: idx_mapping [R], query_start_loc [R + 1], cu_num_logits
-    [R + 1], each at a fixed place and named by a view of it.
+    [R + 1], each at a fixed place and named by a view of it. `staged` is the same for a writer.
     """
 
     def __init__(
@@ -22,10 +25,12 @@ class InputBuffers:
         max_num_logits: int,
         max_blocks: tuple[int, ...],
         device: torch.device,
+        writer: StagedWriter,
     ) -> None:
         int32 = partial(torch.zeros, dtype=torch.int32, device=device)
         int64 = partial(torch.zeros, dtype=torch.int64, device=device)
-        self.packed = int32(3 * max_num_reqs + 2)
+        self.staged = StagedTensor((1, 3 * max_num_reqs + 2), torch.int32, device, writer=writer)
+        self.packed = self.staged.tensor[0]
         sizes = [max_num_reqs, max_num_reqs + 1, max_num_reqs + 1]
         self.idx_mapping, self.query_start_loc, self.cu_num_logits = torch.split(self.packed, sizes)
         self.seq_lens = int32(max_num_reqs)

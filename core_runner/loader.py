@@ -19,6 +19,7 @@ from model_states.kernels.compile_ahead import await_before_forks
 from model_states.loading import load_checkpoint_config
 from model_states.selection import check_capability
 from model_states.staged import StagedTensor
+from model_states.staged_writer import StagedWriter
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,14 @@ def launch_first(device: torch.device) -> None:
     wide = torch.cat([x, -x], -1).float()
     wide *= torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
     (wide.cos() - wide.sin()).to(x.dtype).float().norm()
-    staged = StagedTensor((1,), torch.int32, device)
-    staged.stage(0, 0, [0])
-    staged.apply()
+    writer = StagedWriter(device)
+    for staged in (
+        StagedTensor((1,), torch.int32, device),
+        StagedTensor((1,), torch.int32, device, writer=writer),
+    ):
+        staged.stage(0, 0, [0])
+        staged.apply()
+    writer.flush()
 
 
 def _check_options(config: RunnerConfig, state_class: type[ModelState]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from core_runner.errors import SchedulerOutputError
 from core_runner.sampling.option_rows import TokenHistory
 from core_runner.scheduling.output import IntArray, NewRequest, RemovedRequest
 from model_states.staged import StagedTensor
+from model_states.staged_writer import StagedWriter
 
 POISON = -1
 _FIELDS = ("prompt_len", "prefill_len", "num_computed_tokens", "total_len", "last_sampled_tokens")
@@ -27,7 +29,7 @@ class RequestStates:
     Changes that the host makes wait for `apply_staged_writes`, so they fall in line with the steps on the
     stream. poison=True is a debug mode: whatever a free slot holds is `POISON`, so that a token read from it
     is refused by the embedding, and a position made from it maps to nothing. uva=False keeps all_token_ids in
-    device memory (see `StagedTensor`).
+    device memory, and a writer writes for several tensors (see `StagedTensor`).
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class RequestStates:
         *,
         poison: bool = False,
         uva: bool = True,
+        writer: StagedWriter | None = None,
     ) -> None:
         self.max_num_reqs = max_num_reqs
         self.max_model_len = max_model_len
@@ -47,9 +50,10 @@ class RequestStates:
         self.poison = poison
         num_rows, int32 = max_num_reqs + 1, torch.int32
         # One table with a row per field: an admission is then one copy and one kernel for all of them.
-        self._fields = StagedTensor((len(_FIELDS), num_rows), int32, device)
-        self._draft_tokens = StagedTensor((num_rows, max(num_draft_tokens, 1)), int32, device)
-        self._all_token_ids = StagedTensor((num_rows, max_model_len), int32, device, uva=uva)
+        staged = partial(StagedTensor, dtype=int32, device=device, writer=writer)
+        self._fields = staged((len(_FIELDS), num_rows))
+        self._draft_tokens = staged((num_rows, max(num_draft_tokens, 1)))
+        self._all_token_ids = staged((num_rows, max_model_len), uva=uva)
         fields = self._fields.tensor
         (
             self.prompt_len,

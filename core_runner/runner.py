@@ -35,6 +35,7 @@ from model_states import Caches, Component, InputBatch, PluginManager, SamplerOu
 from model_states.kernels.compile_ahead import can_compile_ahead
 from model_states.loading import load_generation_config
 from model_states.recording import CudaRecorder
+from model_states.staged_writer import StagedWriter
 
 
 class _Pending(NamedTuple):
@@ -69,12 +70,14 @@ class ModelRunner:
         implementations = [self.model_state, *self.model_state.components, *extensions]
         self.hooks = bind(implementations)
         self.cache_groups = self.hooks.cache_groups()
+        self._writer = StagedWriter(self.device)
         self.request_states = RequestStates(
             config.max_num_reqs,
             self.max_model_len,
             config.num_draft_tokens,
             self.device,
             poison=config.poison,
+            writer=self._writer,
         )
         self.block_tables = BlockTables(
             [(g.block_size, g.sliding_window) for g in self.cache_groups],
@@ -82,9 +85,10 @@ class ModelRunner:
             self.max_model_len,
             self.device,
             poison=config.poison,
+            writer=self._writer,
         )
         self.inputs = InputPreparer(
-            self.request_states, self.block_tables, config.max_num_batched_tokens, self.device
+            self.request_states, self.block_tables, config.max_num_batched_tokens, self.device, self._writer
         )
         self._build_sampling()
         # What a model state runs beside the steps may wait for them, not they for it.
@@ -119,6 +123,7 @@ class ModelRunner:
         self.step_masks.validate(scheduler_output)
         self._apply_changes(scheduler_output)
         if not scheduler_output.num_reqs:
+            self._writer.flush()
             return
         shape, bitmask = self.graphs.shape(scheduler_output), scheduler_output.grammar_bitmask
         if self._last_output is not None:
@@ -155,6 +160,7 @@ class ModelRunner:
         self._apply_changes(
             SchedulerOutput.empty(len(self.cache_groups), [RemovedRequest(slot, "aborted") for slot in held])
         )
+        self._writer.flush()
 
     def _start_copy(
         self, batch: InputBatch, sampled: SamplerOutput, scored: ScoredTokens | None
@@ -164,7 +170,7 @@ class ModelRunner:
         return self._last_output
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
-        """Removals, then admissions, then block tables; each staged on the host and written by one kernel."""
+        """Removals, then admissions, then block tables; staged on the host, and written by the writer's kernel."""
         for removed in step.removed:
             self._remove_request(removed)
         if step.removed:
@@ -208,7 +214,7 @@ class ModelRunner:
             self.generation_defaults.eos_token_ids,
             self.device,
         )
-        self.sampler_states = SamplerStates(config.max_num_reqs, self.device, logit_options)
+        self.sampler_states = SamplerStates(config.max_num_reqs, self.device, logit_options, self._writer)
         self.processors = SlotProcessors(
             self.hooks.logits_processors(model, vocab_size), config.max_num_reqs, vocab_size, self.device
         )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from model_states.kernels.staged_write import staged_write
+
+if TYPE_CHECKING:
+    from model_states.staged_writer import StagedWriter
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +92,8 @@ class HostToDevice:
         buffer.event.record()
 
 
-class _Runs(NamedTuple):
-    """Runs of values: run i goes to row rows[i] from column starts[i] on."""
+class Runs(NamedTuple):
+    """Runs of a staged tensor: run i goes to row rows[i] from column starts[i] on."""
 
     rows: npt.NDArray[np.int64]  # [num_runs]
     starts: npt.NDArray[np.int64]  # [num_runs]
@@ -104,7 +107,8 @@ class StagedTensor:
     `stage*` copy what they are given. A later write wins over an earlier one to the same place, also within
     one `apply`. Consumers on the stream of `apply` see every write staged before it and none staged later.
     uva=True keeps the tensor in pinned host memory that kernels read in place, for a large table of which a
-    step touches little; where that is impossible it is ordinary device memory, and the log says so.
+    step touches little; where that is impossible it is ordinary device memory, and the log says so. With a writer,
+    `apply` leaves the writing to its next `flush`.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class StagedTensor:
         fill: float = 0,
         uva: bool = False,
         transfer: HostToDevice | None = None,
+        writer: StagedWriter | None = None,
     ) -> None:
         assert len(shape) in (1, 2)
         device = torch.device(device)
@@ -128,7 +133,8 @@ class StagedTensor:
         self._np_dtype = torch.empty(0, dtype=dtype).numpy().dtype
         self._transfer = transfer or HostToDevice(device)
         self._packed = torch.empty(_LEAST_BYTES, dtype=torch.uint8, device=device)
-        self._staged: list[_Runs] = []
+        self._writer = writer
+        self._staged: list[Runs] = []
         self._singles: list[tuple[int, int, npt.NDArray[Any]]] = []  # staged after all of `_staged`
 
     @property
@@ -154,7 +160,7 @@ class StagedTensor:
         self, rows: npt.ArrayLike, starts: npt.ArrayLike, lengths: npt.ArrayLike, flat_values: npt.ArrayLike
     ) -> None:
         """Queue runs: rows, starts and lengths [num_runs], flat_values [sum(lengths)] one after another."""
-        runs = _Runs(
+        runs = Runs(
             np.array(rows, dtype=np.int64),
             np.array(starts, dtype=np.int64),
             np.array(lengths, dtype=np.int64),
@@ -176,7 +182,7 @@ class StagedTensor:
         if self._singles:
             rows, starts, values = zip(*self._singles, strict=True)
             lengths = np.array([len(part) for part in values])
-            self._staged.append(_Runs(np.array(rows), np.array(starts), lengths, np.concatenate(values)))
+            self._staged.append(Runs(np.array(rows), np.array(starts), lengths, np.concatenate(values)))
             self._singles = []
 
     def apply(self) -> None:
@@ -184,17 +190,26 @@ class StagedTensor:
         self._gather_singles()
         if not self._staged:
             return
-        staged = self._staged[0]
-        if len(self._staged) > 1:
-            staged = _Runs(*(np.concatenate(parts) for parts in zip(*self._staged, strict=True)))
-        self._staged = []
+        many, self._staged = self._staged, []
+        staged = many[0] if len(many) == 1 else Runs(*map(np.concatenate, zip(*many, strict=True)))
         runs = _keep_last_writes(staged, self._num_cols)
+        if self._writer is None:
+            self.write(runs)
+        else:
+            self._writer.add(self, runs)
+
+    def write(self, runs: Runs) -> None:
+        """Write runs of which no two touch the same place, by a copy and a kernel."""
         values_bytes = -(-runs.values.nbytes // _ALIGNMENT) * _ALIGNMENT
         meta_bytes = 4 * (3 * len(runs.rows) + 1)
         self._copy_packed(_pack(runs, values_bytes, meta_bytes))
         values = self._packed[: runs.values.nbytes].view(self.tensor.dtype)
         meta = self._packed[values_bytes : values_bytes + meta_bytes].view(torch.int32)
         staged_write(self._table, meta, values, int(runs.lengths.max()))
+
+    def addresses(self, runs: Runs) -> npt.NDArray[np.int64]:
+        """Where the device finds the first place of each run."""
+        return self.tensor.data_ptr() + self.tensor.itemsize * (runs.rows * self._num_cols + runs.starts)
 
     def _copy_packed(self, packed: npt.NDArray[np.uint8]) -> None:
         if packed.size > self._packed.numel():
@@ -251,7 +266,7 @@ def _capacity(num_bytes: int) -> int:
     return max(_LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
 
 
-def _pack(runs: _Runs, values_bytes: int, meta_bytes: int) -> npt.NDArray[np.uint8]:
+def _pack(runs: Runs, values_bytes: int, meta_bytes: int) -> npt.NDArray[np.uint8]:
     """One array of bytes: values padded to `values_bytes`, then int32 rows, starts and cu_lengths."""
     packed = np.empty(values_bytes + meta_bytes, dtype=np.uint8)
     packed[: runs.values.nbytes] = runs.values.view(np.uint8)
@@ -269,7 +284,7 @@ def _all_in_range(values: npt.NDArray[np.int64], last: int) -> bool:
     return bool(np.maximum.reduce(values.view(np.uint64)) <= last)
 
 
-def _keep_last_writes(runs: _Runs, num_cols: int) -> _Runs:
+def _keep_last_writes(runs: Runs, num_cols: int) -> Runs:
     """The same runs if no two touch the same place, else single values of which only the last is kept."""
     if len(runs.rows) == 1:
         return runs
@@ -282,4 +297,4 @@ def _keep_last_writes(runs: _Runs, num_cols: int) -> _Runs:
     places = np.repeat(first - run_starts, runs.lengths) + np.arange(runs.values.size)
     kept, from_end = np.unique(places[::-1], return_index=True)
     values = runs.values[::-1][from_end]
-    return _Runs(kept // num_cols, kept % num_cols, np.ones_like(kept), values)
+    return Runs(kept // num_cols, kept % num_cols, np.ones_like(kept), values)

@@ -13,6 +13,7 @@ from core_runner.sampling.rows import SamplingRows
 from core_runner.sampling_params import SamplingParams
 from model_states.batch import InputBatch
 from model_states.staged import StagedTensor
+from model_states.staged_writer import StagedWriter
 
 # Above it, temperature times noise would leave float32; the logits are negligible long before.
 _MAX_TEMPERATURE = 1e30
@@ -31,12 +32,17 @@ class SamplerStates:
     """
 
     def __init__(
-        self, max_num_reqs: int, device: torch.device, logit_options: LogitOptions | None = None
+        self,
+        max_num_reqs: int,
+        device: torch.device,
+        logit_options: LogitOptions | None = None,
+        writer: StagedWriter | None = None,
     ) -> None:
+        """writer: see `StagedTensor`."""
         self.max_num_reqs = max_num_reqs
         self.logit_options = logit_options
         # One table rather than five tensors: an admission is one run of values and one kernel.
-        self._table = StagedTensor((max_num_reqs + 1, _COLUMNS), torch.int32, device)
+        self._table = StagedTensor((max_num_reqs + 1, _COLUMNS), torch.int32, device, writer=writer)
         self._added: list[tuple[Any, ...]] = []  # slots with their rows, not staged yet
         self._changed: set[int] = (
             set()
