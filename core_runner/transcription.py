@@ -29,6 +29,7 @@ RunPrograms = Callable[[Iterator[Program], Callable[[], None]], Generator[Progra
 _FORMS = "float samples (1-D array or tensor), path, bytes or binary file"
 # 30 dB over full scale, which no sound reaches: larger numbers are integer samples that were never divided.
 _LOUDEST = 32.0
+_PART = 1 << 17  # samples
 
 
 def as_many_audios(audio: Any) -> list[Any]:
@@ -170,7 +171,7 @@ def _read(audio: Any, sampling_rate: int, load: Load, name: str) -> Samples:
         )
     with np.errstate(over="ignore"):
         samples = array.astype(np.float32, copy=False)
-    peak = max(samples.max(initial=0.0), -samples.min(initial=0.0))  # NaN where one is
+    peak = _peak(samples)
     if not np.isfinite(peak):
         raise RequestError(f"{name} holds values that are not finite; give numbers only")
     if peak > _LOUDEST:
@@ -178,6 +179,13 @@ def _read(audio: Any, sampling_rate: int, load: Load, name: str) -> Samples:
             f"{name} holds samples of up to {peak:.6g}, and must be in [-1, 1]: divide 16-bit samples by 32768"
         )
     return samples
+
+
+def _peak(samples: Samples) -> float:
+    """Largest absolute value, 0 without any, NaN where one is."""
+    # In parts that stay in a cache between the two passes over them.
+    parts = (samples[first : first + _PART] for first in range(0, len(samples), _PART))
+    return float(np.max([max(part.max(), -part.min()) for part in parts], initial=0.0))
 
 
 def _is_source(audio: Any) -> bool:
