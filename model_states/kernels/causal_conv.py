@@ -212,52 +212,6 @@ def _keep_states_kernel(
 
 
 @triton.jit
-def convolve_token(
-    x,
-    weight,
-    d_stride,
-    k_stride,
-    bias,
-    pool,
-    source,
-    target,
-    out,
-    d,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-    PDL: tl.constexpr,
-) -> None:
-    """Channels d of one token x, its row's only one; int64 source and target are its pool rows. Waits for x."""
-    inside = d < SIZE
-    is_real = d < tl.where(target > 0, SIZE, 0)
-    before = pool + source * (WIDTH - 1) * SIZE + d
-    after = pool + target * (WIDTH - 1) * SIZE + d
-    acc = tl.zeros_like(d).to(tl.float32)
-    if HAS_BIAS:
-        acc += tl.load(bias + d, mask=inside, other=0.0).to(tl.float32)
-    # The step before wrote the state, so it may be read ahead of the product that makes x.
-    inputs = ()
-    for k in tl.static_range(WIDTH - 1):
-        old = tl.load(before + k * SIZE, mask=is_real, other=0.0)
-        factor = tl.load(weight + d * d_stride + k * k_stride, mask=inside, other=0.0).to(tl.float32)
-        acc += old.to(tl.float32) * factor
-        inputs += (old,)  # type: ignore[assignment]
-    factor = tl.load(weight + d * d_stride + (WIDTH - 1) * k_stride, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
-    new = tl.load(x + d, mask=is_real, other=0.0)
-    acc += new.to(tl.float32) * factor
-    for k in tl.static_range(WIDTH - 2):
-        tl.store(after + k * SIZE, inputs[k + 1], mask=is_real)
-    tl.store(after + (WIDTH - 2) * SIZE, new.to(pool.dtype.element_ty), mask=is_real)
-    if SILU:
-        acc = silu(acc)
-    tl.store(out + d, tl.where(is_real, acc, 0.0).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def _decode_kernel(
     x,
     x_stride,
@@ -276,15 +230,35 @@ def _decode_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    if PDL:
-        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    source, target = tl.load(source_rows + row).to(tl.int64), tl.load(final_rows + row).to(tl.int64)
-    convolve_token(
-        *(x + row * x_stride, weight, d_stride, k_stride, bias, pool, source, target, out + row * SIZE, d),
-        *(SIZE, WIDTH, HAS_BIAS, SILU, PDL),
-    )
+    inside = d < SIZE
+    if PDL:
+        gdc_launch_dependents()
+    source = tl.load(source_rows + row).to(tl.int64) * (WIDTH - 1) * SIZE
+    target = tl.load(final_rows + row).to(tl.int64) * (WIDTH - 1) * SIZE
+    is_real = d < tl.where(target > 0, SIZE, 0)
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    if HAS_BIAS:
+        acc += tl.load(bias + d, mask=inside, other=0.0).to(tl.float32)
+    # The step before wrote the state, so it may be read ahead of the product that makes x.
+    inputs = ()
+    for k in tl.static_range(WIDTH - 1):
+        old = tl.load(pool + source + k * SIZE + d, mask=is_real, other=0.0)
+        factor = tl.load(weight + d * d_stride + k * k_stride, mask=inside, other=0.0).to(tl.float32)
+        acc += old.to(tl.float32) * factor
+        inputs += (old,)  # type: ignore[assignment]
+    factor = tl.load(weight + d * d_stride + (WIDTH - 1) * k_stride, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    new = tl.load(x + row * x_stride + d, mask=is_real, other=0.0)
+    acc += new.to(tl.float32) * factor
+    for k in tl.static_range(WIDTH - 2):
+        tl.store(pool + target + k * SIZE + d, inputs[k + 1], mask=is_real)
+    tl.store(pool + target + (WIDTH - 2) * SIZE + d, new.to(pool.dtype.element_ty), mask=is_real)
+    if SILU:
+        acc = silu(acc)
+    tl.store(out + row * SIZE + d, tl.where(is_real, acc, 0.0).to(out.dtype.element_ty), mask=inside)
 
 
 def causal_conv_triton(

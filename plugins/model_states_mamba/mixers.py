@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from model_states import CacheTensor, ModelConfig
-from model_states.components.recurrent_state import RecurrentLayer, state_dtype
+from model_states.components.recurrent_state import state_dtype
 from model_states.kernels.add_norm import RowRoot
 from model_states.kernels.rope_write import Rotary
 from model_states.rewrites.mixer import Mixer, check_silu
 from model_states.rewrites.products import Projection, Rows, Unnormed
-from model_states_mamba.kernels.conv_ssd_decode import Convolution, conv_ssd_decode, takes_one_launch
 from model_states_mamba.kernels.gated_norm import GatedNorm, gated_norm
 from model_states_mamba.kernels.selective_scan import SelectiveInputs, SelectiveWeights, selective_scan
 from model_states_mamba.kernels.ssd_scan import Gated, SsdWeights, num_pieces, ssd_scan
@@ -67,33 +66,14 @@ class HeadMixer(ScanMixer):
     def _ssm_shape(self) -> tuple[int, ...]:
         return self.num_heads, self.head_size, self.state_size
 
-    def attach(self, layer: RecurrentLayer, config: ModelConfig) -> None:
-        """Also make the counts of `conv_ssd_decode`."""
-        super().attach(layer, config)
-        self.arrived = torch.zeros(config.max_num_reqs, dtype=torch.int32, device=config.device)
-
     def attend(self, qkv: torch.Tensor, rotary: Rotary | None) -> Rows:
         """Convolution, scan, and norm or gate."""
         projected = qkv if self.multipliers is None else qkv * self.multipliers
         by_group = self.num_groups * self.state_size
         gate, mixed, dt = projected.split([self.size, self.size + 2 * by_group, self.num_heads], -1)
-        y = mixed.new_empty(len(mixed), self.num_heads, self.head_size)
-        after, pool, step = self._after(gate), self.layer.tensors["ssm"], self.layer.step
-        if takes_one_launch(step, pool):
-            conv = Convolution(mixed, self.conv_weight, self.conv_bias, self.layer.tensors["conv"])
-            conv_ssd_decode(conv, dt, self.num_groups, self.weights, pool, step, y, after, self.arrived)
-        else:
-            self._scan(mixed, dt, y, after)
-        flat: torch.Tensor = y.flatten(1)
-        if self.norm is not None and after is None:
-            gated_norm(flat, gate, self.norm, flat)
-        if self.norm is None or after is None or after.squares is None:
-            return flat
-        return Unnormed(flat, RowRoot(after.squares.flatten(1), self.size, self.norm.eps))
-
-    def _scan(self, mixed: torch.Tensor, dt: torch.Tensor, y: torch.Tensor, after: Gated | None) -> None:
-        by_group = self.num_groups * self.state_size
         x, b, c = self._convolve(mixed, silu=True).split([self.size, by_group, by_group], -1)
+        y = x.new_empty(len(x), self.num_heads, self.head_size)
+        after = self._after(gate)
         ssd_scan(
             x.unflatten(1, (self.num_heads, self.head_size)),
             dt,
@@ -105,6 +85,12 @@ class HeadMixer(ScanMixer):
             y,
             after,
         )
+        flat: torch.Tensor = y.flatten(1)
+        if self.norm is not None and after is None:
+            gated_norm(flat, gate, self.norm, flat)
+        if self.norm is None or after is None or after.squares is None:
+            return flat
+        return Unnormed(flat, RowRoot(after.squares.flatten(1), self.size, self.norm.eps))
 
     def _after(self, gate: torch.Tensor) -> Gated | None:
         """Gate and norm as far as the scan does them in passing; None leaves them to a kernel of their own."""

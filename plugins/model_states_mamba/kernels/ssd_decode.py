@@ -48,55 +48,6 @@ def ssd_decode_torch(
 
 
 @triton.jit
-def update_heads(
-    state,
-    x,
-    dt,
-    b,
-    c,
-    gate,
-    norm_weight,
-    decay_rate,
-    skip,
-    bias,
-    dt_low,
-    dt_high,
-    is_real,
-    has_p,
-    has_n,
-    is_channel,
-    target,
-    place,
-    y,
-    squares,
-    HAS_GATE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    GATE_LAST: tl.constexpr,
-) -> None:
-    """state [heads, P, N] of a row goes on by a token, to target + place; the rest is of each head or channel."""
-    # All that is read is asked for before the state is written, since no read may pass a write.
-    raw = tl.load(dt, mask=is_real, other=0.0).to(tl.float32)
-    xs = tl.load(x, mask=has_p, other=0.0).to(tl.float32)
-    bs = tl.load(b, mask=has_n, other=0.0).to(tl.float32)
-    cs = tl.load(c, mask=has_n, other=0.0).to(tl.float32)
-    gates, factors = 0.0, 1.0
-    if HAS_GATE:
-        gates = tl.load(gate, mask=has_p, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        factors = tl.load(norm_weight, mask=has_p, other=0.0).to(tl.float32)
-    seconds = time_step(raw + bias, dt_low, dt_high)
-    decay = tl.exp2(seconds * (decay_rate * 1.4426950408889634))
-    added = (seconds[:, None] * xs)[:, :, None] * bs[None, None, :]
-    state = state.to(tl.float32) * decay[:, None, None] + added
-    has_state = has_p[:, :, None] & has_n[None, None, :]
-    tl.store(target + place, state.to(target.dtype.element_ty), mask=has_state)
-    ys = tl.sum(state * cs[None, None, :], 2) + skip[:, None] * xs
-    is_head = tl.full(decay_rate.shape, True, tl.int1)
-    ys = gated(ys, gates, factors, squares, is_head, HAS_GATE, HAS_NORM, GATE_LAST)
-    tl.store(y, ys.to(y.dtype.element_ty), mask=is_channel)
-
-
-@triton.jit
 def _ssd_decode_kernel(
     x,
     dt,
@@ -162,20 +113,31 @@ def _ssd_decode_kernel(
     # the compiler might wait for comes ahead of it.
     state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0)
     decay_rate, skip, bias = tl.load(a + heads), tl.load(d + heads), tl.load(dt_bias + heads)
-    is_real = h < tl.where(final > 0, HEADS, 0)
-    is_channel = tl.broadcast_to((p < num_channels)[None, :], HEADS, BLOCK_P)
     if PDL:
         gdc_wait()
-    update_heads(
-        *(state, x + token * x_stride + first + channels, dt + token * dt_stride + heads),
-        *(b + token * b_stride + group + n, c + token * c_stride + group + n),
-        *(gate + token * gate_stride + first + channels, norm_weight + first + channels),
-        *(decay_rate, skip, bias, dt_low, dt_high, is_real, has_p, has_n, is_channel),
-        *(pool + final * pool_stride, place),
-        y + token * (NUM_HEADS * HEAD_SIZE) + first + channels,
-        squares + token * (NUM_HEADS * PIECES) + heads * PIECES + piece,
-        *(HAS_GATE, HAS_NORM, GATE_LAST),
+    # All that is read is asked for before the state is written, since no read may pass a write.
+    raw = tl.load(dt + token * dt_stride + heads, mask=h < tl.where(final > 0, HEADS, 0), other=0.0).to(
+        tl.float32
     )
+    xs = tl.load(x + (token * x_stride + first) + channels, mask=has_p, other=0.0).to(tl.float32)
+    bs = tl.load(b + (token * b_stride + group) + n, mask=has_n, other=0.0).to(tl.float32)
+    cs = tl.load(c + (token * c_stride + group) + n, mask=has_n, other=0.0).to(tl.float32)
+    gates, factors = 0.0, 1.0
+    if HAS_GATE:
+        gates = tl.load(gate + (token * gate_stride + first) + channels, mask=has_p, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        factors = tl.load(norm_weight + first + channels, mask=has_p, other=0.0).to(tl.float32)
+    seconds = time_step(raw + bias, dt_low, dt_high)
+    decay = tl.exp2(seconds * (decay_rate * 1.4426950408889634))
+    added = (seconds[:, None] * xs)[:, :, None] * bs[None, None, :]
+    state = state.to(tl.float32) * decay[:, None, None] + added
+    tl.store(pool + final * pool_stride + place, state.to(pool.dtype.element_ty), mask=has_state)
+    ys = tl.sum(state * cs[None, None, :], 2) + skip[:, None] * xs
+    squares_at = squares + token * (NUM_HEADS * PIECES) + heads * PIECES + piece
+    ys = gated(ys, gates, factors, squares_at, h < HEADS, HAS_GATE, HAS_NORM, GATE_LAST)
+    target = y + (token * (NUM_HEADS * HEAD_SIZE) + first) + channels
+    has_y = tl.broadcast_to((p < num_channels)[None, :], HEADS, BLOCK_P)
+    tl.store(target, ys.to(y.dtype.element_ty), mask=has_y)
 
 
 def heads_at_once(num_rows: int, num_heads: int, by_group: int, head_bytes: int) -> int:
