@@ -10,7 +10,6 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Literal
 
-from core_runner.audio import AudioPool
 from core_runner.calls import Call, Job, refusal
 from core_runner.completions import expand
 from core_runner.config import RunnerConfig
@@ -31,6 +30,7 @@ from core_runner.transcription import (
     OnBadAudio,
     Transcription,
     as_options,
+    audio_pool,
     transcriber_of,
 )
 from model_states import Component, PluginManager
@@ -70,7 +70,7 @@ class LLM:
         self._set_grammars()
         self._processor = OutputProcessor(self.tokenizer, self.engine.finish)
         self._request_numbers = itertools.count()
-        self.audio_files = AudioPool()
+        self.audio_files = audio_pool(self.engine.runner.device)
         self._lock = threading.RLock()
         self._seeds = random.SystemRandom() if self.config.seed is None else random.Random(self.config.seed)
 

@@ -17,6 +17,8 @@ from model_states.speech import Transcript, TranscriptionOptions
 from model_states.tasks import TRANSCRIPTION, Program, Transcriber
 
 if TYPE_CHECKING:
+    import torch
+
     from core_runner.audio import AudioPool, Samples
 
     Load = Callable[[Any, int], Samples]
@@ -67,6 +69,14 @@ def transcriber_of(state: ModelState) -> Transcriber:
         )
     transcriber: Transcriber = tasks[TRANSCRIPTION]
     return transcriber
+
+
+def audio_pool(device: torch.device) -> AudioPool:
+    """What reads files for a model on `device`."""
+    from core_runner.audio import AudioPool
+    from model_states.staged_rows import host_array  # brings torch
+
+    return AudioPool(allocate=partial(host_array, device=device))
 
 
 class Transcription:

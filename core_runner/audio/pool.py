@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final
 
 from core_runner.audio.load import decode_source, take_samples, takes_long
-from core_runner.audio.process import DecodeProcess, ProcessEndedError
+from core_runner.audio.process import Allocate, DecodeProcess, ProcessEndedError, new_array
 from core_runner.audio.sources import Samples, Source, name_of
 from core_runner.errors import AudioError
 
@@ -27,9 +27,9 @@ class AudioPool:
     resampling are read by the calling thread.
     """
 
-    def __init__(self, num_processes: int | None = None) -> None:
-        """num_processes: None is one for each core."""
-        self._processes = [DecodeProcess() for _ in range(num_processes or _num_cores())]
+    def __init__(self, num_processes: int | None = None, allocate: Allocate = new_array) -> None:
+        """num_processes: None is one for each core. allocate: memory for the samples that processes decode."""
+        self._processes = [DecodeProcess(allocate) for _ in range(num_processes or _num_cores())]
         self._idle = list(reversed(self._processes))
         self._changed = threading.Condition()
         self._readers: weakref.WeakSet[AudioReader] = weakref.WeakSet()

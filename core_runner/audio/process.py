@@ -14,6 +14,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Final
 
@@ -21,8 +22,11 @@ import numpy as np
 
 from core_runner.audio.buffer import Decoded
 from core_runner.audio.load import decode_source
-from core_runner.audio.sources import Source
+from core_runner.audio.sources import Samples, Source
 from core_runner.errors import AudioError
+
+# Makes an array float32 of a shape, for samples.
+Allocate = Callable[[Sequence[int]], Samples]
 
 _KEPT_BYTES: Final = 1 << 24  # of a file that is used again and again
 # For glibc, which would give back the memory of every block of samples, and get it again page by page: that takes a
@@ -38,6 +42,11 @@ _START: Final = (
 )
 
 
+def new_array(shape: Sequence[int]) -> Samples:
+    """Ordinary memory."""
+    return np.empty(tuple(shape), np.float32)
+
+
 class ProcessEndedError(Exception):
     """The process ended before it answered. status: what it ended with, where that is known."""
 
@@ -49,7 +58,8 @@ class ProcessEndedError(Exception):
 class DecodeProcess:
     """Starts when it is first asked; one that has ended is replaced at the next. For one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Allocate) -> None:
+        self._allocate = allocate
         self._process: subprocess.Popen[bytes] | None = None
         self._samples: io.FileIO | None = None  # what the process writes them to
 
@@ -72,7 +82,7 @@ class DecodeProcess:
             if isinstance(answer, str):
                 raise AudioError(answer)
             num_samples, damage = answer
-            samples = np.empty(num_samples, dtype=np.float32)
+            samples = self._allocate((num_samples,))
             _read_into(file, samples.view(np.uint8).data)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             with suppress(subprocess.TimeoutExpired):

@@ -12,6 +12,7 @@ import torch
 
 from model_states import CheckpointConfig, CheckpointError
 from model_states.loading.hub import find_file, read_json
+from model_states.staged_rows import host_array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ class LogMel:
         if len(audio) < config.n_fft:  # less than the context of a frame
             audio = np.pad(audio, (0, config.n_fft - len(audio)))
         num_frames = len(audio) // config.hop_length
-        out = np.empty((config.feature_size, num_frames), dtype=np.float32)
+        out = host_array((config.feature_size, num_frames), self._window.device)
         with torch.cuda.stream(self._stream):  # None is the current one
             for first in range(0, num_frames, _PIECE_FRAMES):
                 last = min(first + _PIECE_FRAMES, num_frames)
