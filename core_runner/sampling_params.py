@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from itertools import compress
+from dataclasses import MISSING, dataclass, field, fields
+from inspect import Parameter, Signature
 from numbers import Integral, Real
-from operator import attrgetter, is_not
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from core_runner.allowed_ids import explain_nothing_left
 from core_runner.errors import RequestError
@@ -22,7 +21,7 @@ _INT32_MAX = 2**31 - 1
 LogprobsMode = Literal["raw", "adjusted", "processed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Options of one request. Validated on construction; a bad value raises `RequestError`.
 
@@ -82,12 +81,20 @@ class SamplingParams:
     priority: int = 0
     cache_salt: str = ""
 
-    def __post_init__(self) -> None:
-        """Turn values into plain Python ones and refuse those of a wrong type or outside their range."""
-        # A default needs no look, and most requests change three options of thirty.
-        for check in compress(_CHECKS, map(is_not, _values(self), _DEFAULTS)):
-            check(self)
-        self._check_together()
+    if not TYPE_CHECKING:
+
+        def __init__(self, **options: Any) -> None:
+            """Turn values into plain Python ones and refuse those of a wrong type or outside their range."""
+            if not options.keys() <= _CHECKS.keys():
+                unknown = min(options.keys() - _CHECKS.keys())
+                raise TypeError(f"SamplingParams.__init__() got an unexpected keyword argument {unknown!r}")
+            # Most requests change three options of thirty: the others stay attributes of the class, and need no look.
+            vars(self)["logits_processors"] = {}
+            vars(self).update(options)
+            for name in sorted(options, key=_ORDER.__getitem__):
+                if options[name] is not _DEFAULTS[name]:
+                    _CHECKS[name](self)
+            self._check_together()
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -172,9 +179,6 @@ class SamplingParams:
     def _check_logits_processors(self) -> None:
         """Names and options are checked by the processors, at admission."""
         wanted = self.logits_processors
-        if type(wanted) is dict and not wanted:  # nearly always
-            self._set("logits_processors", {})
-            return
         if not isinstance(wanted, Mapping) or not all(
             isinstance(name, str) and isinstance(options, Mapping) for name, options in wanted.items()
         ):
@@ -260,12 +264,14 @@ def _checks() -> dict[str, Callable[[SamplingParams], None]]:
     return checks
 
 
-def _defaults(names: Iterable[str]) -> tuple[object, ...]:
-    """The default of each option; `MISSING`, which no value is, where every object has one of its own."""
-    defaults = {option.name: option.default for option in fields(SamplingParams)}
-    return tuple(defaults[name] for name in names)
-
-
-_CHECK_OF = _checks()
-_CHECKS, _DEFAULTS = tuple(_CHECK_OF.values()), _defaults(_CHECK_OF)
-_values = attrgetter(*_CHECK_OF)
+_CHECKS = _checks()
+_ORDER = {name: number for number, name in enumerate(_CHECKS)}
+# `MISSING`, which no value is, where every object has a default of its own.
+_DEFAULTS = {option.name: option.default for option in fields(SamplingParams)}
+# What the constructor takes, for those who ask Python.
+SamplingParams.__signature__ = Signature(  # type: ignore[attr-defined]
+    [
+        Parameter(name, Parameter.KEYWORD_ONLY, default={} if default is MISSING else default)
+        for name, default in _DEFAULTS.items()
+    ]
+)

@@ -1,5 +1,7 @@
 """What `SamplingParams` takes, what it turns it into, and what it refuses with which message."""
 
+import dataclasses
+import inspect
 import math
 import pickle
 from fractions import Fraction
@@ -217,3 +219,30 @@ def test_options_that_change_logits_become_plain_values():
     assert hash(given) == hash(given)
     assert given != SamplingParams()
     assert pickle.loads(pickle.dumps(given)) == given
+
+
+def test_unknown_options_and_positions_are_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'top_q'"):
+        SamplingParams(temperature=0.0, top_q=0.5)
+    with pytest.raises(TypeError, match="positional"):
+        SamplingParams(0.5)
+
+
+def test_the_first_option_at_fault_is_named_whatever_the_order():
+    for names in ("temperature", "top_k", "n"), ("n", "top_k", "temperature"):
+        with pytest.raises(RequestError, match="temperature=-9"):
+            SamplingParams(**dict.fromkeys(names, -9))
+
+
+def test_the_constructor_names_every_option_with_its_default():
+    parameters = inspect.signature(SamplingParams).parameters
+    defaults = SamplingParams()
+    assert {name: p.default for name, p in parameters.items()} == dataclasses.asdict(defaults)
+    assert {p.kind for p in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_no_object_shares_a_mapping_with_another_or_with_the_caller():
+    given = {}
+    made = [SamplingParams(), SamplingParams(), SamplingParams(logits_processors=given)]
+    assert len({id(mapping) for mapping in (given, *(params.logits_processors for params in made))}) == 4
+    assert made[0] == made[1] == made[2] == dataclasses.replace(made[0])
