@@ -121,6 +121,24 @@ class _Residuals:
         return x if self._norm_first else self._norms[index](x)
 
 
+class CrossProjection:
+    """A `Projection` that is one product: keys and values of an encoder's output."""
+
+    def __init__(self, key_value: Product, spec: AttentionSpec) -> None:
+        self._product, self._shape = key_value, (2, spec.num_kv_heads, spec.head_size)
+        self.key_weight: torch.Tensor
+        self.value_weight: torch.Tensor
+        self.key_weight, self.value_weight = key_value.weight.view(*self._shape, -1)
+        bias = key_value.bias
+        self.value_bias: torch.Tensor | None = None if bias is None else bias.view(self._shape)[1]
+
+    def __call__(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value [n, positions, num_heads, head_size] of [n, positions, hidden_size]."""
+        both = functional.linear(hidden_states, self._product.weight, self._product.bias)
+        key, value = both.view(*both.shape[:2], *self._shape).unbind(2)
+        return key, value
+
+
 class CrossDecoderLayer:
     """A decoder layer: `project` takes what an encoder gave, a call the stream after the layer before.
 
@@ -132,7 +150,8 @@ class CrossDecoderLayer:
         inner, outer = module.self_attn, module.encoder_attn
         self.spec = attention_spec(inner)
         self._qkv = Product(inner.q_proj, inner.k_proj, inner.v_proj)
-        self._query, self._key_value = Product(outer.q_proj), Product(outer.k_proj, outer.v_proj)
+        self._query = Product(outer.q_proj)
+        self.project = CrossProjection(Product(outer.k_proj, outer.v_proj), self.spec)
         self._up, self._activation = Product(module.fc1), Activation(module.activation_fn)
         outputs = [Product(inner.out_proj), Product(outer.out_proj), Product(module.fc2)]
         norms = [module.self_attn_layer_norm, module.encoder_attn_layer_norm, module.final_layer_norm]
@@ -148,12 +167,6 @@ class CrossDecoderLayer:
         """Set where the layer keeps its state. fuses_steps: short rows may be written and read by one Triton kernel."""
         self._self_attention, self._cross_attention = self_attention, cross_attention
         self._fuses_steps = fuses_steps
-
-    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Key and value [n, positions, num_heads, head_size] of an encoder's output [n, positions, hidden_size]."""
-        both = functional.linear(hidden_states, self._key_value.weight, self._key_value.bias)
-        key, value = both.view(*both.shape[:2], 2, -1, self.spec.head_size).unbind(2)
-        return key, value
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The stream [num_tokens, hidden_size] after this layer."""

@@ -1,9 +1,8 @@
-"""`CrossAttention`: keys and values of encoder outputs, in a pool of entries that requests share by content."""
+"""`CrossAttention`: encoder outputs, or keys and values of them, in entries that requests share by content."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,15 +10,14 @@ import torch
 
 from model_states.attention import AttentionSpec
 from model_states.batch import InputBatch, RemoveReason, RequestInputs, RequestView
-from model_states.components.encoder_runs import Encoder, EncoderRuns, Fill, Projection
+from model_states.components.encoder_runs import Encoder, EncoderRuns, Fill
 from model_states.components.entry_pool import EntryPool
+from model_states.components.kept_outputs import KEPT_OPTIONS, KeptOutputs, Projection, choose_kept_outputs
 from model_states.config import ModelConfig
 from model_states.errors import CapabilityError
 from model_states.hookspecs import hookimpl
 from model_states.interface import Component
-from model_states.kernels.cross_attention import CrossRows, cross_attention
-from model_states.kernels.cross_attention_step import scratch_sizes
-from model_states.kernels.write_entries import Entries
+from model_states.kernels.cross_attention import CrossRows
 from model_states.recording import CudaRecorder
 from model_states.staged import StagedTensor
 
@@ -31,7 +29,7 @@ ENCODER_OPTIONS: Final[Mapping[str, str]] = {
     "encoder_entries": "encoder outputs that are kept at once, an integer of at least 1",
     "encoder_batch": "encoder inputs that are run at once and at most in a step, an integer of at least 1",
     "encoder_ahead": "encoder runs under way for requests that wait, beside the steps; 0 runs it in the steps",
-    "cross_attention_dtype": "of kept encoder outputs: 'int8' halves memory and traffic; 'auto' is the model's",
+    **KEPT_OPTIONS,
 }
 _DEFAULT_BATCH: Final = 16
 # Steps between runs of one input, while most slots are taken; a full batch has none after it.
@@ -41,28 +39,23 @@ _CPU_BYTES: Final = 4 << 30
 
 
 class CrossAttentionLayer:
-    """One decoder layer's pool, and attention over the entries of the step's rows."""
+    """One decoder layer's attention over the entries of the step's rows."""
 
-    def __init__(self, owner: CrossAttention, key_pool: Entries, value_pool: Entries) -> None:
-        self._owner = owner
-        self.key_pool, self.value_pool = key_pool, value_pool
+    def __init__(self, kept: KeptOutputs, index: int) -> None:
+        self._kept, self._index = kept, index
 
     def __call__(self, query: torch.Tensor) -> torch.Tensor:
         """Attend with query [num_tokens, num_heads, head_size]; returns the same shape."""
-        owner, out = self._owner, torch.empty_like(query, memory_format=torch.contiguous_format)
-        assert owner.rows is not None, "a cross attention layer was called outside a step"
-        pools = (self.key_pool, self.value_pool)
-        cross_attention(out, query, *pools, owner.rows, owner.spec.scale, owner.scratch, owner.arrived)
-        return out
+        return self._kept.attend(self._index, query)
 
 
 class CrossAttention(Component):
     """Runs the encoder once for each distinct input, and lets every step's rows attend over what it gave.
 
-    An entry holds the keys and values of one encoder output for all layers, `max_positions` of them: the pool has a
-    fixed number of entries, beside the caches that the runner sizes. Requests with equal inputs share an entry; it is
-    held while one of them has a slot, and kept after that until its room is wanted, so that a preempted request finds
-    it again. Rows find their entry by slot on the device, so a recorded step serves any requests.
+    An entry holds what all layers need of one encoder output (see `kept_outputs`): the pool has a fixed number of them,
+    beside the caches that the runner sizes. Requests with equal inputs share an entry; it is held while one of them has
+    a slot, and kept after that until its room is wanted, so that a preempted request finds it again. Rows find their
+    entry by slot on the device, so a recorded step serves any requests.
 
     The encoder runs in the step that lets a request in; or, while rows run, ahead for requests that wait, beside the
     steps, and they are let in when it is done.
@@ -84,29 +77,23 @@ class CrossAttention(Component):
         self.spec, self.encoder = spec, encoder
         self._batch_size = _option(config, "encoder_batch") or _DEFAULT_BATCH
         self.max_ahead = _option(config, "encoder_ahead", least=0) or 0
-        shapes = _shapes(spec, encoder.max_positions, config)
-        entry_bytes = 2 * len(projections) * sum(math.prod(shape) * kind.itemsize for shape, kind in shapes)
+        self.kept = choose_kept_outputs(config, spec, encoder.max_positions, projections)
+        entry_bytes = self.kept.entry_bytes
         num_entries = _option(config, "encoder_entries") or _choose_num_entries(config, entry_bytes)
         logger.info("encoder outputs: %d entries of %.1f MiB", num_entries, entry_bytes / 2**20)
         try:
-            pools = [
-                [
-                    torch.empty((2, num_entries + 1, *shape), dtype=kind, device=config.device)
-                    for shape, kind in shapes
-                ]
-                for _ in projections
-            ]
+            self.kept.allocate(num_entries)
         except RuntimeError as error:  # a GPU that is full, and on a CPU nothing more special
             raise CapabilityError(
                 f"{num_entries} encoder outputs of {entry_bytes / 2**20:.1f} MiB could not be allocated; "
                 "lower model_options={'encoder_entries': ...}"
             ) from error
         self.pool = EntryPool(num_entries, self._batch_size)
-        self.layers = [CrossAttentionLayer(self, *map(Entries, *pool)) for pool in pools]
+        self.layers = [CrossAttentionLayer(self.kept, index) for index in range(len(projections))]
         recorder = (
             CudaRecorder(config.device) if config.cuda_graphs and config.device.type == "cuda" else None
         )
-        self.runs = EncoderRuns(encoder, self.layers, projections, config.device, recorder)
+        self.runs = EncoderRuns(encoder, self.kept, config.device, recorder)
         # Row 0: entry of each slot; row 1: positions of it. The null slot looks at none.
         self._table = StagedTensor((2, config.max_num_reqs + 1), torch.int32, config.device)
         self._entries, self._lengths = self._table.tensor
@@ -117,12 +104,6 @@ class CrossAttention(Component):
         self._many_rows = -(-3 * config.max_num_reqs // 4)
         self._is_joining = False  # a request was let in before its entry was done
         self._ahead: set[bytes] = set()  # what the encoder runs on for requests that wait
-        self.rows: CrossRows | None = None
-        counts = range(1, config.max_num_reqs + 1)
-        sizes = [scratch_sizes(count, spec.num_heads, spec.head_size) for count in counts]
-        num_values, num_counters = map(max, zip(*sizes, strict=True))
-        self.scratch = torch.empty(num_values, dtype=torch.float32, device=config.device)
-        self.arrived = torch.zeros(num_counters, dtype=torch.int32, device=config.device)
 
     def find(self, model_inputs: Mapping[str, Any]) -> int | None:
         """Entry that holds what the encoder gave of equal inputs, if it is still there.
@@ -212,7 +193,8 @@ class CrossAttention(Component):
     def prepare_attn(self, batch: InputBatch) -> None:
         """Where the layers find this step's rows."""
         starts, longest = batch.query_start_loc, batch.max_query_len
-        self.rows = CrossRows(batch.idx_mapping, starts, self._entries, self._lengths, longest)
+        rows = CrossRows(batch.idx_mapping, starts, self._entries, self._lengths, longest)
+        self.kept.prepare(rows, len(batch.input_ids))
 
     def _run_ahead(self) -> None:
         fills: list[Fill] = []
@@ -255,24 +237,6 @@ def _option(config: ModelConfig, name: str, least: int = 1) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise CapabilityError(f"model_options: {name}={value!r} must be an integer of at least {least}")
     return value
-
-
-def _shapes(
-    spec: AttentionSpec, max_positions: int, config: ModelConfig
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of an entry's keys or values in a layer, and of their scales if they have any."""
-    values = (spec.num_kv_heads, max_positions, spec.head_size)
-    kind = config.options.get("cross_attention_dtype")
-    if kind in (None, "auto"):
-        return [(values, config.dtype)]
-    if kind != "int8":
-        raise CapabilityError(f"model_options: cross_attention_dtype={kind!r} must be 'auto' or 'int8'")
-    if spec.head_size % 4:
-        raise CapabilityError(
-            f"model_options: cross_attention_dtype='int8' needs a head size of a multiple of 4, not {spec.head_size}; "
-            "leave it out"
-        )
-    return [(values, torch.int8), ((spec.num_kv_heads, spec.head_size), torch.float32)]
 
 
 def _choose_num_entries(config: ModelConfig, entry_bytes: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from model_states.kernels.write_entries import Entries, write_entries
+from model_states.components.kept_outputs import KeptOutputs
 from model_states.recording import Recorder
 from model_states.staged import HostToDevice
 
@@ -41,17 +41,6 @@ class Encoder(Protocol):
 
         Must not wait for the device, and launches what `staged`'s shape alone decides: it may be recorded.
         """
-
-
-# Key and value [n, num_positions, num_kv_heads, head_size] of one decoder layer, from the encoder's hidden states.
-Projection = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-class PooledLayer(Protocol):
-    """Where one decoder layer's keys and values go, [num_entries, num_kv_heads, max_positions, head_size] each."""
-
-    key_pool: Entries
-    value_pool: Entries
 
 
 class Fill(NamedTuple):
@@ -91,13 +80,12 @@ class EncoderRuns:
     def __init__(
         self,
         encoder: Encoder,
-        layers: Sequence[PooledLayer],
-        projections: Sequence[Projection],
+        kept: KeptOutputs,
         device: torch.device,
         recorder: Recorder | None = None,
     ) -> None:
         """recorder: None records nothing."""
-        self._encoder, self._layers, self._projections = encoder, layers, projections
+        self._encoder, self._kept = encoder, kept
         self._device, self._transfer = device, HostToDevice(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._running: deque[_Run] = deque()
@@ -152,7 +140,7 @@ class EncoderRuns:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 staged = self._encoder.stage([self._encoder.largest_inputs()] * count)
-                self._projections[0](self._encoder.forward(staged))
+                self._kept.measure(self._encoder.forward(staged))
             self.join()
 
     def _fill(self, fills: Sequence[Fill]) -> None:
@@ -191,7 +179,4 @@ class EncoderRuns:
             self._recorded[shape] = _Recorded(staged, places, replay)
 
     def _write(self, staged: torch.Tensor, places: torch.Tensor) -> None:
-        hidden_states, (entries, lengths) = self._encoder.forward(staged), places
-        for layer, project in zip(self._layers, self._projections, strict=True):
-            for pool, part in zip((layer.key_pool, layer.value_pool), project(hidden_states), strict=True):
-                write_entries(pool, entries, lengths, part)
+        self._kept.write(self._encoder.forward(staged), *places)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from model_states.kernels.cross_attention_step import cross_attention_step_triton
 from model_states.kernels.dispatch import use_triton
@@ -40,6 +41,14 @@ class CrossRows:
     entries: torch.Tensor
     lengths: torch.Tensor
     max_query_len: int
+
+    def token_slots(self, num_tokens: int) -> torch.Tensor:
+        """Slot of each token, int32 [num_tokens]; the last one, which looks at nothing, of padding."""
+        if self.max_query_len == 1:
+            return self.idx_mapping
+        tokens = torch.arange(num_tokens, dtype=torch.int32, device=self.idx_mapping.device)
+        rows = torch.searchsorted(self.query_start_loc[1:], tokens, right=True)
+        return functional.pad(self.idx_mapping, (0, 1), value=len(self.lengths) - 1)[rows]
 
 
 def cross_attention_torch(

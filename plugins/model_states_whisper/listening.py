@@ -140,9 +140,7 @@ class _Source:
 
     def keys_and_values(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of layer `index`, each [n, num_heads, positions, head_size]."""
-        pool = self._state.cross_attention.layers[index]
-        dtype = self._state.config.dtype
-        both = [kept.read(self._entries).to(dtype) for kept in (pool.key_pool, pool.value_pool)]
+        both = self._state.cross_attention.kept.keys_and_values(index, self._entries)
         if self._missing is not None and self._hidden_states is not None:
             computed = self._state.decoder.layers[index].project(self._hidden_states)
             for kept, new in zip(both, computed, strict=True):

@@ -44,8 +44,9 @@ def num_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether Triton compiles it."""
-    return any("triton" in ast.unparse(decorator) for decorator in function.decorator_list)
+    """Whether Triton compiles it, or Gluon, which is Triton's lower level."""
+    names = [ast.unparse(decorator) for decorator in function.decorator_list]
+    return any("triton" in name or "gluon" in name for name in names)
 
 
 def imported_modules(path: Path) -> set[str]:

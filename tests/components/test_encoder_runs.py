@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from model_states.attention import AttentionSpec
 from model_states.components.encoder_runs import EncoderRuns, Fill
-from model_states.kernels.write_entries import Entries
+from model_states.components.kept_outputs import KeptHiddenStates, KeptKeysValues
 
 
 class Counting:
@@ -39,17 +40,38 @@ class Slow:
         return self.is_done
 
 
+class Numbered:
+    """Keys are what the encoder gave, plus the layer's number; values are its negative."""
+
+    key_weight = torch.zeros(2, 3, 6)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads = x.view(*x.shape[:2], 2, 3)
+        return heads + self._number, -heads
+
+
+CONFIG = SimpleNamespace(
+    max_num_reqs=2, device=torch.device("cpu"), dtype=torch.float32, options={}, cuda_graphs=False
+)
+
+
+def _keep(kind: type[KeptKeysValues | KeptHiddenStates]) -> Any:
+    spec = AttentionSpec(2, 2, 3, 3, 1.0)
+    kept = kind(CONFIG, spec, 4, [Numbered(0), Numbered(1)])
+    kept.allocate(4)
+    return kept
+
+
 def _runs(recorder: Any = None) -> tuple[EncoderRuns, list[Any]]:
+    """With the keys and the values of each layer, [num_entries, num_heads, max_positions, head_size]."""
+    kept = _keep(KeptKeysValues)
     layers = [
-        SimpleNamespace(
-            key_pool=Entries(torch.zeros(5, 2, 4, 3)), value_pool=Entries(torch.zeros(5, 2, 4, 3))
-        )
-        for _ in range(2)
+        SimpleNamespace(keys=keys.values.zero_(), values=values.values.zero_()) for keys, values in kept.pools
     ]
-    projections = [
-        lambda x, i=i: (x.view(*x.shape[:2], 2, 3) + i, -x.view(*x.shape[:2], 2, 3)) for i in range(2)
-    ]
-    return EncoderRuns(Counting(), layers, projections, torch.device("cpu"), recorder), layers
+    return EncoderRuns(Counting(), kept, torch.device("cpu"), recorder), layers
 
 
 def _fill(key: bytes, entry: int, number: int) -> Fill:
@@ -68,11 +90,25 @@ def test_every_layer_has_its_own_keys_and_values():
     runs.launch([_fill(b"a", 3, 7), _fill(b"b", 1, 9)])
     for index, layer in enumerate(layers):
         for entry, number in ((3, 7), (1, 9)):
-            assert (layer.key_pool.values[entry, :, :3] == number + index).all()
-            assert (layer.value_pool.values[entry, :, :3] == -number).all()
-        assert not layer.key_pool.values[[0, 2, 4]].any()
-        assert not layer.key_pool.values[:, :, 3:].any(), "behind the output's positions"
+            assert (layer.keys[entry, :, :3] == number + index).all()
+            assert (layer.values[entry, :, :3] == -number).all()
+        assert not layer.keys[[0, 2, 4]].any()
+        assert not layer.keys[:, :, 3:].any(), "behind the output's positions"
     assert runs.num_encoded == 2
+
+
+def test_outputs_themselves_are_kept_once_for_all_layers():
+    kept = _keep(KeptHiddenStates)
+    kept.pool.fill_(torch.nan)
+    runs = EncoderRuns(Counting(), kept, torch.device("cpu"))
+    runs.launch([_fill(b"a", 3, 7), _fill(b"b", 1, 9)])
+    assert kept.entry_bytes == 4 * 6 * 4
+    for index in range(2):
+        keys, values = kept.keys_and_values(index, torch.tensor([3, 1]))
+        for row, number in enumerate((7, 9)):
+            assert (keys[row, :, :3] == number + index).all()
+            assert (values[row, :, :3] == -number).all()
+    assert kept.pool[[0, 2, 4]].isnan().all()
 
 
 def test_fills_are_given_out_once_in_order_when_they_are_done():
@@ -127,10 +163,10 @@ def test_a_shape_is_recorded_when_it_comes_again_and_replayed_from_then_on():
     runs, layers = _runs(recorder)
     for number in range(1, 6):
         runs.launch([_fill(b"a", 2, number)])
-        assert (layers[1].key_pool.values[2, :, :3] == number + 1).all()
+        assert (layers[1].keys[2, :, :3] == number + 1).all()
         runs.launch([_fill(b"b", number % 4 + 1, number + 20), _fill(b"c", 0, number + 40)])
-        assert (layers[0].value_pool.values[number % 4 + 1, :, :3] == -number - 20).all()
-        assert (layers[0].value_pool.values[0, :, :3] == -number - 40).all()
+        assert (layers[0].values[number % 4 + 1, :, :3] == -number - 20).all()
+        assert (layers[0].values[0, :, :3] == -number - 40).all()
     assert (recorder.num_recordings, recorder.num_replays) == (2, 6)
 
 
@@ -140,7 +176,7 @@ def test_a_shape_that_cannot_be_recorded_runs_without_and_leaves_others_theirs(c
     for number in range(1, 5):
         for count in (1, 2):
             runs.launch([_fill(bytes([i]), i + 1, number + i) for i in range(count)])
-            assert (layers[0].key_pool.values[count, :, :3] == number + count - 1).all()
+            assert (layers[0].keys[count, :, :3] == number + count - 1).all()
     assert (recorder.num_recordings, recorder.num_replays) == (1, 2)
     assert [record.getMessage() for record in caplog.records] == [
         "an encoder batch of 1 cannot be recorded as a CUDA graph (not here); such batches run without one"
@@ -154,5 +190,5 @@ def test_a_limited_number_of_shapes_is_recorded(monkeypatch):
     for number in (1, 2, 3):
         for count in (1, 2):
             runs.launch([_fill(bytes([i]), i + 1, number + i) for i in range(count)])
-            assert (layers[0].key_pool.values[count, :, :3] == number + count - 1).all()
+            assert (layers[0].keys[count, :, :3] == number + count - 1).all()
     assert (recorder.num_recordings, recorder.num_replays) == (1, 1)

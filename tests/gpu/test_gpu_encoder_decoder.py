@@ -87,10 +87,36 @@ def test_entries_of_8_bits_are_those_of_the_cpu(tmp_path: Path, drained: Drained
     assert llm.stats().step_ways["step graph"] > 0
 
 
-def test_steps_with_new_audio_never_synchronise(tmp_path: Path, drained: Drained) -> None:
+def test_hidden_states_are_attended_over_as_keys_and_values_are(tmp_path: Path, drained: Drained) -> None:
+    """Prompts of several tokens, steps of one, out of graphs; bf16 rounds in other places."""
+    save_speech_model(tmp_path, sizes={"d_model": 256, "init_std": 0.1})
+    options = {**OPTIONS, "dtype": "bfloat16", "poison": False}
+    first = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=20)
+    plain = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    prompts = [ask(*case) for case in SPEECH]
+    found = []
+    for cache in ("keys_values", "hidden_states"):
+        llm = drained(
+            str(tmp_path),
+            probe=ask(99, [3, 5]),
+            **{**options, "model_options": {"cross_attention_cache": cache}},
+        )
+        found.append([output.outputs[0].logprobs[0] for output in llm.generate(prompts, first)])
+        runs = [[output.outputs[0].token_ids for output in llm.generate(prompts, plain)] for _ in range(4)]
+        assert runs[1:] == runs[:-1]
+        assert llm.stats().step_ways["step graph"] > 0
+    for one, other in zip(*found, strict=True):
+        shared = one.keys() & other.keys()
+        assert len(shared) > 10
+        assert max(abs(one[token].logprob - other[token].logprob) for token in shared) < 0.15
+
+
+@pytest.mark.parametrize("cache", ["keys_values", "hidden_states"])
+def test_steps_with_new_audio_never_synchronise(cache: str, tmp_path: Path, drained: Drained) -> None:
     generation = {"no_timestamps_token_id": 120, "suppress_tokens": [5, 9], "begin_suppress_tokens": [7]}
-    save_speech_model(tmp_path, **generation)
-    llm = drained(str(tmp_path), probe=ask(99, [3, 5]), poison=False, **OPTIONS)
+    save_speech_model(tmp_path, sizes={"d_model": 256, "init_std": 0.1}, **generation)
+    options = {**OPTIONS, "dtype": "bfloat16", "model_options": {"cross_attention_cache": cache}}
+    llm = drained(str(tmp_path), probe=ask(99, [3, 5]), poison=False, **options)
     rules = SamplingParams(temperature=0.0, max_tokens=8, logits_processors={"whisper": {"timestamps": True}})
     plain = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     count = 20

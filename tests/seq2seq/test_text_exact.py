@@ -76,7 +76,16 @@ def check(checkpoint: tuple[str, Oracle]) -> Callable[..., None]:
     return compare
 
 
-@pytest.mark.parametrize("options", [{}, {"async_scheduling": False}, {"max_num_batched_tokens": 5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"async_scheduling": False},
+        {"max_num_batched_tokens": 5},
+        {"model_options": {"cross_attention_cache": "hidden_states"}},
+    ],
+    ids=str,
+)
 def test_equals_transformers_generate(
     options: dict[str, Any], text_llm: MakeLLM, check: Callable[..., None]
 ) -> None:

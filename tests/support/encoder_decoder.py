@@ -33,7 +33,9 @@ _SIZES = {
 }
 
 
-def save_speech_model(directory: Path, max_target_positions: int = 64, **generation: Any) -> Any:
+def save_speech_model(
+    directory: Path, max_target_positions: int = 64, sizes: Mapping[str, Any] | None = None, **generation: Any
+) -> Any:
     """A Whisper of two layers; generation: fields of its generation config."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -43,7 +45,7 @@ def save_speech_model(directory: Path, max_target_positions: int = 64, **generat
         max_target_positions=max_target_positions,
         suppress_tokens=None,
         begin_suppress_tokens=None,
-        **_SIZES,
+        **{**_SIZES, **(sizes or {})},
     )
     return _save(WhisperForConditionalGeneration, config, directory, generation)
 

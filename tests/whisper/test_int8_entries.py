@@ -21,8 +21,7 @@ CASES = [(seed, [3, *range(5, 5 + length)]) for seed, length in enumerate((0, 3,
 
 
 def _pools(llm: LLM) -> list[Any]:
-    layers = llm.engine.runner.model_state.cross_attention.layers
-    return [pool for layer in layers for pool in (layer.key_pool, layer.value_pool)]
+    return [pool for pools in llm.engine.runner.model_state.cross_attention.kept.pools for pool in pools]
 
 
 def _num_bytes(llm: LLM) -> int:

@@ -46,7 +46,12 @@ def _check(
     assert skipped <= max_tokens
 
 
-OF_ENCODER = [{"encoder_ahead": 2}, {"encoder_ahead": 1, "encoder_batch": 1, "encoder_entries": 5}]
+HIDDEN_STATES = {"cross_attention_cache": "hidden_states"}
+OF_ENCODER = [
+    {"encoder_ahead": 2},
+    {"encoder_ahead": 1, "encoder_batch": 1, "encoder_entries": 5},
+    HIDDEN_STATES,
+]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +106,10 @@ def test_slots_that_come_free_one_by_one_are_filled_several_at_once(
     assert sizes == ([8, 1, 3, 4] if pause else [8, *[1] * 8])
 
 
-def test_steps_are_replayed(speech: SpeechModel, speech_llm: MakeLLM) -> None:
+@pytest.mark.parametrize("options", [{}, HIDDEN_STATES], ids=str)
+def test_steps_are_replayed(options: dict[str, Any], speech: SpeechModel, speech_llm: MakeLLM) -> None:
     with replayed_steps():
-        llm = speech_llm()
+        llm = speech_llm(model_options=options)
     greedy = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
     before, mixed = llm.stats().step_ways, mixed_replays(llm)
     for _ in range(2):
