@@ -1,7 +1,8 @@
 """What lies between two sublayers of a decoder, in one pass over memory: norm of the output, residual add, next norm.
 
-For every row of x [num_rows, size], in fp32, rounded to x's dtype at each `:=`
+For every row of x [num_rows, size], in fp32, rounded to x's dtype (that of out, for parts) at each `:=`
 
+    x        := sum of its parts                where x is [parts, num_rows, size], fp32 parts of a product
     x        := x / root                        where x has a root of its own, see `RowRoot`; not rounded
     x        := norm(x; post)                   where there is a post norm
     x        := multiplier * x
@@ -73,6 +74,9 @@ def add_norm_torch(
     root: RowRoot | None = None,
 ) -> None:
     """The formula above, line by line."""
+    if x.dim() > 2:
+        assert out is not None, "parts do not say what they are rounded to"
+        x = x.sum(0).to(out.dtype)
     if root is not None:
         x = (x.float() * root.inverse()).to(x.dtype)
     if post is not None:
@@ -114,6 +118,7 @@ def _add_norm_kernel(
     root_size,
     root_eps,
     num_rows,
+    part_stride,
     x_stride,
     residual_stride,
     out_stride,
@@ -128,13 +133,14 @@ def _add_norm_kernel(
     PRE_ROUNDS_FIRST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SUMMED: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     if PDL:
         gdc_launch_dependents()
-    dtype: tl.constexpr = x.dtype.element_ty
+    dtype: tl.constexpr = out.dtype.element_ty if SUMMED > 0 else x.dtype.element_ty
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     within = columns < SIZE
@@ -146,6 +152,10 @@ def _add_norm_kernel(
     if PDL:
         gdc_wait()
     y = tl.load(x + rows * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if SUMMED > 0:
+        for part in tl.static_range(1, SUMMED):
+            y += tl.load(x + part * part_stride + rows * x_stride + columns, mask=inside, other=0.0)
+        y = y.to(dtype).to(tl.float32)
     if PARTS > 0:
         y *= inverse_root(squares, rows, rows < num_rows, root_size, root_eps, PARTS, BLOCK_PARTS)
     if HAS_POST:
@@ -174,10 +184,11 @@ def add_norm_triton(
     root: RowRoot | None = None,
 ) -> None:
     """Launch one program for every few rows; `shape` is (rows of a program, warps), None chooses."""
-    num_rows, size = x.shape
+    num_rows, size = x.shape[-2:]
     if not num_rows:
         return
     rows, num_warps = shape or launch_shape(num_rows, size)
+    assert x.dim() == 2 or out is not None, "parts do not say what they are rounded to"
     target = x if out is None else out
     _add_norm_kernel[(cdiv(num_rows, rows),)](
         x,
@@ -190,7 +201,8 @@ def add_norm_triton(
         0.0 if root is None else root.eps,
         num_rows,
         x.stride(0),
-        x.stride(0) if residual is None else residual.stride(0),
+        x.stride(-2),
+        x.stride(-2) if residual is None else residual.stride(0),
         target.stride(0),
         multiplier,
         0.0 if post is None else post.eps,
@@ -203,6 +215,7 @@ def add_norm_triton(
         PRE_ROUNDS_FIRST=pre is not None and pre.rounds_first,
         ROWS=rows,
         BLOCK=next_power_of_2(size),
+        SUMMED=len(x) if x.dim() > 2 else 0,
         **root_parts(root),
         num_warps=num_warps,
         **programmatic_launch(x),
@@ -230,5 +243,5 @@ def add_norm(
     root: RowRoot | None = None,
 ) -> None:
     """Add x to the residual and write its norm to out; shapes and rules as above."""
-    op = add_norm_triton if use_triton(x) and x.shape[1] <= MAX_SIZE else add_norm_torch
+    op = add_norm_triton if use_triton(x) and x.shape[-1] <= MAX_SIZE else add_norm_torch
     op(x, residual, post, pre, multiplier, out, root=root)

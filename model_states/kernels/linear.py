@@ -8,8 +8,8 @@ x [n, k], weight [m, k] (in gate_up [2 m, k]: the rows of gate, then those of up
 dtype; a residual stream may be wider, which is x where it is normed, and residual with what is returned. Returns
 [n, m], a new tensor. norm is an `RMSNorm` of k numbers, and activation a key of `ACTIVATIONS`; linear divides x by its
 `RowRoot` where it has one. Sums are kept in fp32 and, with all that follows, rounded once. Any n is served: up to
-`MAX_ROWS` rows of bf16 or fp16 on a GPU by the kernel (fewer where the weight is wide, as a head's is), all else by
-torch's product, which rounds before the activation.
+`MAX_ROWS` rows of bf16 or fp16 on a GPU by the kernel (fewer where the weight is wide, as a head's is), some more of
+gate_up by `gate_up_product`, all else by torch's product; these two round before the activation.
 
 The kernel gives each program a few rows of weight, and each of its warps a part of their columns. The cut depends on
 the shapes alone, so every run gives the same bits, whatever the other rows hold; up to 8 rows products are summed in
@@ -27,6 +27,7 @@ from torch.nn import functional
 from model_states.kernels.act_mul import ACTIVATIONS, act_mul, activated
 from model_states.kernels.add_norm import RMSNorm, RowRoot, add_norm, inverse_root, normalised, root_parts
 from model_states.kernels.dispatch import use_triton
+from model_states.kernels.linear_parts import gate_up_product
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
@@ -324,4 +325,5 @@ def gate_up(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return act(gate) * up of x, which is normed first where a norm is given; bias [2 m] is added before."""
-    return _product(x, weight, bias, norm=norm, activation=activation)
+    found = gate_up_product(x, weight, activation) if norm is None and bias is None else None
+    return _product(x, weight, bias, norm=norm, activation=activation) if found is None else found

@@ -91,12 +91,13 @@ class FusedLayer:
     into_mlp: Boundary
     mlp: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(self, x: Rows | None, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows | None, residual: torch.Tensor, positions: torch.Tensor) -> Rows:
         """What the mlp gives; x is what the one before gave, and not yet in the residual."""
         attention = self.attention
         qkv = attention.qkv(self.into_attention(x, residual))
         x = attention.out.of(attention.attend(qkv, attention.rotary(positions)))
-        return self.mlp(self.into_mlp(x, residual))
+        middle, mlp = self.into_mlp(x, residual), self.mlp
+        return mlp.rows(middle) if isinstance(mlp, GatedMLP) else mlp(middle)
 
     def few_rows(self, residual: torch.Tensor, positions: torch.Tensor, multiplier: float) -> torch.Tensor:
         """The residual stream after this layer, as a new tensor: norms and adds are done by the products.

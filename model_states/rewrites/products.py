@@ -11,10 +11,11 @@ from torch import nn
 
 from model_states.kernels.add_norm import RowRoot
 from model_states.kernels.linear import linear
+from model_states.kernels.linear_parts import product_in_parts
 
 
 class Unnormed(NamedTuple):
-    """Rows that are still to be divided by a root each: a norm whose last step a product does not mind waiting for."""
+    """Rows, or their parts, that are still to be divided by a root each: a norm's last step, which may come later."""
 
     rows: torch.Tensor
     root: RowRoot
@@ -24,6 +25,7 @@ class Unnormed(NamedTuple):
         return (self.rows * self.root.inverse()).to(self.rows.dtype)
 
 
+# [n, m], or the [parts, n, m] that are still to be added up, which `add_norm` does.
 Rows = torch.Tensor | Unnormed
 
 
@@ -39,11 +41,12 @@ class Projection:
         return linear(x, self.weight, self.bias)
 
     def of(self, x: Rows) -> Rows:
-        """The product of x [n, k], which has the root that x has."""
-        if isinstance(x, torch.Tensor):
-            return self(x)
-        assert self.bias is None, "a bias would be divided too"
-        return Unnormed(linear(x.rows, self.weight), x.root)
+        """The product of x [n, k], which has the root that x has, in parts where that is faster."""
+        rows, root = (x, None) if isinstance(x, torch.Tensor) else x
+        assert root is None or self.bias is None, "a bias would be divided too"
+        found = product_in_parts(rows, self.weight) if self.bias is None else None
+        found = self(rows) if found is None else found
+        return found if root is None else Unnormed(found, root)
 
     def added(self, x: Rows, residual: torch.Tensor, multiplier: float = 1.0) -> torch.Tensor:
         """residual [n, m] plus `multiplier` times the product of x [n, k], a new tensor."""
