@@ -7,6 +7,8 @@ import pytest
 from support.recordings import RATE, encode, tone, wav
 
 from core_runner.audio import load_audio
+from core_runner.audio.buffer import SampleBuffer
+from core_runner.audio.resample import Resampler
 
 
 def level(rate: int, hertz: float, seconds: float = 1.0) -> float:
@@ -57,3 +59,25 @@ def test_block_edges_do_not_show():
     samples = load_audio(wav(tone(rate, seconds, 1000.0)[None], rate, "f4"), RATE)
     expected = tone(RATE, seconds, 1000.0)[: len(samples)]
     np.testing.assert_allclose(samples[: len(expected)][200:-200], expected[200:-200], atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
+def test_pieces_of_any_length_give_what_the_whole_gives(rate):
+    random = np.random.default_rng(0)
+    samples = random.normal(0, 0.1, rate * 2 + 77).astype(np.float32)
+    cuts = np.sort(random.integers(0, len(samples), 60))
+    results = []
+    for pieces in ([samples], np.split(samples, cuts)):
+        buffer = SampleBuffer("noise", RATE)
+        resampler = Resampler(buffer, rate)
+        for piece in pieces:
+            resampler.feed(piece)
+        resampler.flush()
+        results.append(buffer.finish(None).samples)
+    assert len(results[0]) == len(results[1]) == -(-len(samples) * RATE // rate)
+    np.testing.assert_allclose(results[1], results[0], atol=1e-6)
+
+
+def test_a_constant_stays_what_it_is():
+    samples = load_audio(wav(np.full((2, 44_100), 0.25, np.float32), 44_100, "f4"), RATE)
+    np.testing.assert_allclose(samples[100:-100], 0.25, atol=1e-6)
