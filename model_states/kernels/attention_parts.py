@@ -34,10 +34,14 @@ def _add(a, b, c, x, y, z) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
 
 
 @triton.jit
+def _sum_up(keys, longest, count, end, a, b, c, d) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    return keys + a, tl.maximum(longest, b), count + c, tl.maximum(end, d)
+
+
+@triton.jit
 def _pass(counts, item, row, before, passed) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Go past the rows, of `counts` items each, whose items all come before `item`; `passed` items came earlier."""
     behind = passed + tl.cumsum(counts, 0) <= item
-    # One reduction, since each is a barrier or two that every program waits for.
     rows, items, all_items = tl.reduce((behind.to(tl.int32), tl.where(behind, counts, 0), counts), 0, _add)
     return row + rows, before + items, passed + all_items
 
@@ -58,18 +62,27 @@ def find_part(
     """Row of part `item`, its number in the row, and keys of a part; past the last part the row is num_reqs or more.
 
     Rows of 1 to SHORT queries are cut into parts of max(min_part, keys of all such rows / budget) keys, rounded up
-    to BLOCK_N: never more than num_reqs + budget parts.
+    to BLOCK_N: never more than num_reqs + budget parts. Where all of them come first and none is cut, as in most decode
+    steps, parts are numbered as rows are, and there is nothing to search.
     """
-    keys = item * 0
-    for r0 in range(0, num_reqs, SEARCHED):
-        rows = r0 + tl.arange(0, SEARCHED)
-        keys += tl.sum(_spans(query_start_loc, seq_lens, rows, num_reqs, window, SHORT), 0)
-    part_len = tl.cdiv(tl.maximum(tl.cdiv(keys, budget), min_part), BLOCK_N) * BLOCK_N
-    row, before, passed = item * 0, item * 0, item * 0
+    keys, longest, count, end = item * 0, item * 0, item * 0, item * 0
     for r0 in range(0, num_reqs, SEARCHED):
         rows = r0 + tl.arange(0, SEARCHED)
         span = _spans(query_start_loc, seq_lens, rows, num_reqs, window, SHORT)
-        row, before, passed = _pass(tl.cdiv(span, part_len), item, row, before, passed)
+        has = span > 0
+        # One reduction, since each is a barrier or two that every program waits for.
+        found = tl.reduce((span, span, has.to(tl.int32), tl.where(has, rows + 1, 0)), 0, _sum_up)
+        keys, longest, count, end = _sum_up(keys, longest, count, end, found[0], found[1], found[2], found[3])
+    part_len = tl.cdiv(tl.maximum(tl.cdiv(keys, budget), min_part), BLOCK_N) * BLOCK_N
+    row, before, passed = item, item, item * 0
+    if (longest > part_len) | (count < end):
+        row, before = item * 0, item * 0
+        for r0 in range(0, num_reqs, SEARCHED):
+            rows = r0 + tl.arange(0, SEARCHED)
+            span = _spans(query_start_loc, seq_lens, rows, num_reqs, window, SHORT)
+            row, before, passed = _pass(tl.cdiv(span, part_len), item, row, before, passed)
+    elif item >= end:
+        row = item * 0 + num_reqs
     return row, item - before, part_len
 
 
