@@ -1,4 +1,4 @@
-"""Decoded frames of any kind to mono samples at one rate, with FFmpeg's mixer and resampler."""
+"""Decoded frames of any kind to mono samples at one rate, with FFmpeg's mixer, and its resampler for odd rates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core_runner.audio.buffer import SampleBuffer
+from core_runner.audio.resample import Resampler, can_resample
 from core_runner.errors import AudioError
 
 # A longer filter than FFmpeg's default, which lets tones 5 % above half the rate through at -22 dB. This one is flat to
@@ -18,7 +19,7 @@ _RESAMPLER: Final = "filter_size=128:cutoff=0.98:rematrix_maxval=1"
 # Samples a second of recordings; a damaged header may say anything, and FFmpeg would make a filter for it.
 _RATES: Final = range(1000, 1_000_001)
 _FRAMES_PER_PULL: Final = 64
-_SAMPLES_PER_FRAME: Final = 1 << 14
+_SAMPLES_PER_FRAME: Final = 1 << 16
 
 
 class Converter:
@@ -30,6 +31,7 @@ class Converter:
     def __init__(self, buffer: SampleBuffer) -> None:
         self._buffer = buffer
         self._graph: Any = None
+        self._resampler: Resampler | None = None
         self._kind: tuple[Any, ...] = ()
         self._num_waiting = 0
 
@@ -37,9 +39,7 @@ class Converter:
         """Take one frame; its rate, channels and sample format may differ from those of the one before."""
         kind = (frame.sample_rate, frame.format.name, frame.layout.name)
         if kind != self._kind:
-            self._check_rate(frame.sample_rate)
-            self.flush()
-            self._graph, self._kind = _make_graph(kind, self._buffer.sampling_rate), kind
+            self._begin(kind)
         frame.pts = None  # gaps are filled already
         self._graph.push(frame)
         self._num_waiting += 1
@@ -61,7 +61,17 @@ class Converter:
         if self._graph is not None:
             self._graph.push(None)
             self._pull()
-        self._graph, self._kind = None, ()
+        if self._resampler is not None:
+            self._resampler.flush()
+        self._graph, self._resampler, self._kind = None, None, ()
+
+    def _begin(self, kind: tuple[Any, ...]) -> None:
+        rate, wanted = kind[0], self._buffer.sampling_rate
+        self._check_rate(rate)
+        self.flush()
+        if rate != wanted and can_resample(rate, wanted):
+            self._resampler, wanted = Resampler(self._buffer, rate), rate
+        self._graph, self._kind = _make_graph(kind, wanted), kind
 
     def _check_rate(self, rate: int) -> None:
         if rate not in _RATES:
@@ -71,12 +81,13 @@ class Converter:
 
     def _pull(self) -> None:
         self._num_waiting = 0
+        take = self._buffer.append if self._resampler is None else self._resampler.feed
         while True:
             try:
                 frame = self._graph.pull()
             except (BlockingIOError, EOFError):  # more has to be fed first, or this was the end
                 return
-            self._buffer.append(frame.to_ndarray()[0])
+            take(frame.to_ndarray()[0])
 
 
 def _make_graph(kind: tuple[Any, ...], sampling_rate: int) -> Any:
