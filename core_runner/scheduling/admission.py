@@ -8,7 +8,7 @@ import numpy as np
 
 from core_runner.allowed_ids import explain_contradiction
 from core_runner.errors import RequestError
-from core_runner.request import Request, RequestStatus, largest_id
+from core_runner.request import Request, RequestStatus
 from core_runner.scheduling.cache_manager import CacheManager
 from core_runner.scheduling.hit_watch import HitWatch
 from core_runner.scheduling.output import IntArray, NewRequest
@@ -59,7 +59,8 @@ class AdmissionRules:
                 f"{_name(request)}: a prompt of {prompt_len} tokens and one output exceed max_model_len={limit}; "
                 "shorten the prompt or raise max_model_len"
             )
-        if vocab_size is not None and (largest := largest_id(request.prompt_token_ids)) >= vocab_size:
+        largest = request.largest_token_id
+        if vocab_size is not None and largest >= vocab_size:
             raise RequestError(
                 f"{_name(request)}: prompt token id {largest} is outside the vocabulary of {vocab_size} ids"
             )
