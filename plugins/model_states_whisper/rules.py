@@ -11,6 +11,7 @@ import torch
 from model_states import InputBatch, LogitsProcessor, LogitsRows, ModelConfig, RequestView, SamplerOutput
 from model_states.sampler import GraphSampler, Sampler
 from model_states.staged import StagedTensor
+from model_states.staged_writer import StagedWriter
 from model_states_whisper.kernels.choose_token import (
     ALWAYS,
     AT_FIRST,
@@ -41,10 +42,11 @@ class TranscriptionRules(LogitsProcessor):
     def __init__(self, config: ModelConfig, tokens: WhisperTokens, vocab_size: int) -> None:
         num_slots, device = config.max_num_reqs + 1, config.device
         self._tokens = tokens
+        self._writer = StagedWriter(device)
         # Tokens by position, so that a draft that was not accepted is overwritten before it is looked at again.
-        self._past = StagedTensor((num_slots, config.max_model_len), torch.int32, device)
+        self._past = StagedTensor((num_slots, config.max_model_len), torch.int32, device, writer=self._writer)
         # prompt_len, suppress, timestamps, and the one id or -1.
-        self._rules = StagedTensor((num_slots, 4), torch.int32, device)
+        self._rules = StagedTensor((num_slots, 4), torch.int32, device, writer=self._writer)
         self._greedy_np = np.zeros(num_slots, dtype=np.bool_)
         first = tokens.first_timestamp_id
         self._choice = ChoiceRules(
@@ -88,9 +90,10 @@ class TranscriptionRules(LogitsProcessor):
         self._greedy_np[slot] = False
 
     def apply_staged_writes(self) -> None:
-        """One copy and one kernel for each table."""
+        """One copy and one kernel."""
         self._past.apply()
         self._rules.apply()
+        self._writer.flush()
 
     def process(self, logits: torch.Tensor, rows: LogitsRows) -> None:
         """Forbid in place what the rules forbid."""
