@@ -57,7 +57,7 @@ class PrefixCache:
         length = self._align(request.max_hit_len)
         previous = -1
         # Every group may shorten what the others agreed on; lengths only fall, so this ends.
-        while length != previous:
+        while length != previous and length > 0:
             previous = length
             for group, pool in zip(self._groups, self._pools, strict=True):
                 length = self._shorten(request, group, pool, length)
@@ -113,13 +113,16 @@ class PrefixCache:
         tokens = request.token_ids(start, num_blocks * block_size).tobytes()
         step = 4 * block_size
         for offset in range(0, len(tokens), step):
-            parent = _hash(parent, tokens[offset : offset + step])
+            # `_hash` without its call, which takes a fourth of the time.
+            parent = blake2b(parent + tokens[offset : offset + step], digest_size=_HASH_BYTES).digest()
             chain.append(parent)
         return chain
 
 
 def _root(request: Request) -> bytes:
     """Parent of a first block: chains of different salts, or of different model inputs, never meet."""
+    if not request.cache_salt and not request.input_keys:
+        return _PLAIN_ROOT
     root = _hash(b"", request.cache_salt.encode())
     for name in sorted(request.input_keys):
         root = _hash(_hash(root, name.encode()), request.input_keys[name])
@@ -128,3 +131,6 @@ def _root(request: Request) -> bytes:
 
 def _hash(parent: bytes, content: bytes) -> bytes:
     return blake2b(parent + content, digest_size=_HASH_BYTES).digest()
+
+
+_PLAIN_ROOT = _hash(b"", b"")
