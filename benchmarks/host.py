@@ -8,6 +8,10 @@ over one block's worth of steps, best of several; the thread's CPU time counts, 
 A second table is about requests that come and go: four times as many as run at once, 32 to 512 tokens in and 64
 to 256 out, mean over all steps; `begin` is what one request costs before the first step.
 
+A third one is about requests that come at once, as many as run, 128 tokens in and one out, in milliseconds of wall
+time: making their options, checking the prompts, the rest until the first step is launched, and what comes after the
+last tokens. The device waits meanwhile. Garbage is collected before each run, as in `offline.py`.
+
 `--real` measures the runner as it is, on the GPU, with the embedded model; the wait for the device is left out.
 `--profile N` adds the deterministic profiler's summary of N running requests.
 """
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import pstats
 import random
@@ -238,6 +243,64 @@ def measure_traffic(num_reqs: int, real: bool, **options: Any) -> dict[str, floa
     return {"begin": begin, **watch.mean(0, len(watch.begins) - 1, waits=real)}
 
 
+def measure_burst(num_reqs: int, num_runs: int, real: bool, **options: Any) -> dict[str, float]:
+    """Milliseconds in which the device has nothing to do around one burst of requests, the best run of each part."""
+    parts: dict[str, list[float]] = {"options": [], "checks": [], "launch": [], "after": []}
+    draw = np.random.default_rng(num_reqs)
+    with tempfile.TemporaryDirectory() as directory:
+        llm = make_llm(num_reqs, PROMPT_LEN + 1, real, Path(directory), **options)
+        times = {name: Clock(owner, name) for owner, name in _watched_in_burst(llm)}
+        vocab_size = llm.engine.runner.model_state.vocab_size
+        for run in range(num_runs + 3):
+            prompts = draw.integers(10, vocab_size, (num_reqs, PROMPT_LEN)).tolist()
+            gc.collect()
+            begin = time.perf_counter()
+            params = [SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True) for _ in range(num_reqs)]
+            made = time.perf_counter()
+            llm.generate(prompts, params)
+            end = time.perf_counter()
+            # The first runs compile and record.
+            if run >= 3:
+                checked = times["_make_jobs"].ends[0]
+                launched, read = times["sample_tokens"].ends[0], times["update"].begins[-1]
+                found = (made - begin, checked - made, launched - checked, end - read)
+                for values, seconds in zip(parts.values(), found, strict=True):
+                    values.append(1e3 * seconds)
+            for clock in times.values():
+                clock.clear()
+        llm.close()
+    return {name: min(values) for name, values in parts.items()}
+
+
+def _watched_in_burst(llm: LLM) -> list[tuple[Any, str]]:
+    return [
+        (llm, "_make_jobs"),
+        (llm.engine.runner, "sample_tokens"),
+        (llm.engine.scheduler, "update"),
+    ]
+
+
+class Clock:
+    """When each call of a method began and ended."""
+
+    def __init__(self, owner: Any, method: str) -> None:
+        self.begins: list[float] = []
+        self.ends: list[float] = []
+        self._function = getattr(owner, method)
+        setattr(owner, method, self._run)
+
+    def clear(self) -> None:
+        """Forget the calls so far."""
+        self.begins.clear()
+        self.ends.clear()
+
+    def _run(self, *args: Any) -> Any:
+        self.begins.append(time.perf_counter())
+        result = self._function(*args)
+        self.ends.append(time.perf_counter())
+        return result
+
+
 def profile(num_reqs: int, real: bool, num_lines: int) -> None:
     """Print the deterministic profiler's summary of a generation; it makes small functions look slower."""
     num_steps = 300
@@ -273,15 +336,23 @@ def main() -> None:
     print("requests that come and go")
     for num_reqs in args.requests:
         show(num_reqs, measure_traffic(num_reqs, args.real, **options), num_reqs == args.requests[0])
+    print("requests that come at once, milliseconds")
+    for num_reqs in args.requests:
+        show(
+            num_reqs,
+            measure_burst(num_reqs, args.runs, args.real, **options),
+            num_reqs == args.requests[0],
+            3,
+        )
     if args.profile:
         profile(args.profile, args.real, 40)
 
 
-def show(num_reqs: int, times: dict[str, float], with_names: bool) -> None:
+def show(num_reqs: int, times: dict[str, float], with_names: bool, digits: int = 1) -> None:
     """Print one row of a table."""
     if with_names:
         print(f"{'running':>8}" + "".join(f"{name:>10}" for name in times))
-    print(f"{num_reqs:>8}" + "".join(f"{value:>10.1f}" for value in times.values()), flush=True)
+    print(f"{num_reqs:>8}" + "".join(f"{value:>10.{digits}f}" for value in times.values()), flush=True)
 
 
 if __name__ == "__main__":
