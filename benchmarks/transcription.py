@@ -23,7 +23,8 @@ breaks off the rest of a window is a window again, as it would be with true weig
 of 30 s that the encoder and the decoder had, by whose number the seconds of audio differ.
 
 `--peers` runs transformers' `generate` after ours, on one fixed batch of the same windows. With
-`--cross-attention-dtype int8` keys and values of encoder outputs are kept in 8 bits, and every figure says so.
+`--cross-attention-dtype int8` keys and values of encoder outputs are kept in 8 bits; `--cross-attention-cache` says
+what is kept in place of what suits the number of windows. Every figure names either.
 """
 
 from __future__ import annotations
@@ -80,9 +81,10 @@ def make_features(model: str, windows: int, small: bool) -> torch.Tensor:
 
 @contextmanager
 def open_ours(model: str, slots: int, args: argparse.Namespace) -> Iterator[LLM]:
-    """An `LLM` with a slot for each window of the largest row."""
+    """An `LLM` with a slot for each window."""
     given = {
-        name: getattr(args, name) for name in ("encoder_batch", "encoder_ahead", "cross_attention_dtype")
+        name: getattr(args, name)
+        for name in ("encoder_batch", "encoder_ahead", "cross_attention_cache", "cross_attention_dtype")
     }
     options = {name: value for name, value in given.items() if value is not None}
     limit = MODELS[model]["max_target_positions"]
@@ -94,12 +96,13 @@ def open_ours(model: str, slots: int, args: argparse.Namespace) -> Iterator[LLM]
 
 def measure_ours(model: str, rows: Sequence[int], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A result for each number of windows and each way."""
-    kind = args.cross_attention_dtype
-    engine = OURS if kind is None else f"{OURS} with {kind} cross-attention"
-    with open_ours(model, max(rows), args) as llm:
-        for windows in rows:
+    kinds = [kind for kind in (args.cross_attention_cache, args.cross_attention_dtype) if kind is not None]
+    engine = f"{OURS} with {' '.join(kinds)} cross-attention" if kinds else OURS
+    for windows in rows:
+        with open_ours(model, windows, args) as llm:
             for found in measure_ways(llm, make_features(model, windows, args.small), args):
                 yield {"engine": engine, "windows": windows, **found}
+        free_memory()
 
 
 def measure_ways(llm: LLM, features: torch.Tensor, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -256,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--encoder-ahead", type=int, help="encoder runs beside the steps (default: the component's own)"
     )
+    parser.add_argument("--cross-attention-cache", help="keys_values or hidden_states (default: what suits)")
     parser.add_argument(
         "--cross-attention-dtype", help="of the kept encoder outputs, int8 for one (default: the model's)"
     )
