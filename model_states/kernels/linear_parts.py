@@ -4,9 +4,9 @@
     gate_up_product(x, weight, act)    = act(x . gate^T) * (x . up^T)
 
 x [n, k] with rows apart, weight [m, k], in gate_up_product [2 m, k]: the rows of gate, then those of up; all bf16 or
-fp16. The parts, [parts, n, m], add up to the product, which what comes next does in passing (`add_norm`); as many as
-keep the GPU busy. Gate and up are rounded, as is act, before they are multiplied. Both are `None` for a product that
-the library does as well. Sums are fp32.
+fp16. The parts, [parts, n, m], add up to the product, which what comes next does in passing (`add_norm`): as many as
+an H200 runs programs of at once. Gate and up are rounded, as is act, before they are multiplied. Both are `None` for a
+product that the library does as well. Sums are fp32.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_
 from model_states.kernels.sizes import cdiv
 from model_states.kernels.triton_import import tl, triton
 
-_BLOCK, _BLOCK_K = 64, 128  # rows of x and of weight that a program takes, and columns at a time
-_PROGRAMS = 200  # that an H200 is busy with; more only add parts
+_BLOCK = 64  # rows of x and of weight that a program takes
+_BLOCK_K, _STAGES = 128, 4  # columns at a time, and how many times are on their way
+_GATED_BLOCK_K, _GATED_STAGES = 64, 5
+_PROGRAMS = 132  # that an H200 runs at once, with so much on its way
 _MIN_ROWS, _MAX_ROWS = 17, 256  # below, `linear` has a kernel that reads weights once
-_MAX_SMALL = 3 << 19  # elements of a weight that the library takes too few programs for
-_MAX_SMALL_GATED = 1 << 22
+_MAX_SMALL = (
+    3 << 20
+)  # elements of a weight: of larger ones the library's products are not measured to be slower
 
 
 def product_in_parts_torch(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
@@ -49,9 +52,9 @@ def _product_in_parts_kernel(
     out,
     n,
     m,
+    k_size,
+    part_size,
     x_stride,
-    K: tl.constexpr,
-    PART: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
@@ -61,14 +64,14 @@ def _product_in_parts_kernel(
     rows = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     part = tl.program_id(2)
-    ks = part * PART + tl.arange(0, BLOCK_K)
+    ks = part * part_size + tl.arange(0, BLOCK_K)
     is_row = (rows < n)[:, None]
     if PDL:
         gdc_wait()
     acc = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k in tl.range(0, PART, BLOCK_K):
+    for k in tl.range(0, part_size, BLOCK_K):
         xs = tl.load(x + rows[:, None] * x_stride + (k + ks)[None, :], mask=is_row, other=0.0)
-        ws = tl.load(weight + columns[None, :] * K + (k + ks)[:, None])
+        ws = tl.load(weight + columns[None, :] * k_size + (k + ks)[:, None])
         acc = tl.dot(xs, ws, acc)
     tl.store(out + (part * n + rows[:, None]) * m + columns[None, :], acc, mask=is_row)
 
@@ -83,13 +86,13 @@ def product_in_parts_triton(x: torch.Tensor, weight: torch.Tensor, parts: int) -
         out,
         n,
         m,
+        k,
+        k // parts,
         x.stride(0),
-        K=k,
-        PART=k // parts,
         BLOCK=_BLOCK,
         BLOCK_K=_BLOCK_K,
         num_warps=4,
-        num_stages=3,
+        num_stages=_STAGES,
         **programmatic_launch(x),
     )
     return out
@@ -144,9 +147,9 @@ def gate_up_product_triton(x: torch.Tensor, weight: torch.Tensor, act: str) -> t
         M=m,
         ACT=act,
         BLOCK=_BLOCK,
-        BLOCK_K=_BLOCK_K,
+        BLOCK_K=_GATED_BLOCK_K,
         num_warps=4,
-        num_stages=3,
+        num_stages=_GATED_STAGES,
         **programmatic_launch(x),
     )
     return out
@@ -154,14 +157,28 @@ def gate_up_product_triton(x: torch.Tensor, weight: torch.Tensor, act: str) -> t
 
 @cache
 def num_parts(n: int, m: int, k: int) -> int:
-    """Parts of the product of x [n, k] with a weight [m, k]: as many as there are programs for; 0 for the library."""
-    if not _MIN_ROWS <= n <= _MAX_ROWS or m * k > _MAX_SMALL or m % _BLOCK or k % _BLOCK_K:
+    """Parts of the product of x [n, k] with a weight [m, k], a power of two; 0 for one that the library does."""
+    tiles = m // _BLOCK * cdiv(n, _BLOCK)
+    if (
+        not _MIN_ROWS <= n <= _MAX_ROWS
+        or m * k > _MAX_SMALL
+        or tiles > _PROGRAMS
+        or m % _BLOCK
+        or k % _BLOCK_K
+    ):
         return 0
-    tiles, steps = m // _BLOCK * cdiv(n, _BLOCK), k // _BLOCK_K
-    return max(
-        parts
-        for parts in range(1, steps + 1)
-        if not steps % parts and (parts == 1 or parts * tiles <= _PROGRAMS)
+    parts = 1
+    while 2 * parts * tiles <= _PROGRAMS and not k % (2 * parts * _BLOCK_K):
+        parts *= 2
+    return parts
+
+
+@cache
+def takes_gate_up(n: int, m: int, k: int) -> bool:
+    """Whether gate and up of x [n, k] with a weight [m, k] are done here."""
+    tiles = m // (2 * _BLOCK) * cdiv(n, _BLOCK)
+    return (
+        _MIN_ROWS <= n <= _MAX_ROWS and tiles <= _PROGRAMS and not m % (2 * _BLOCK) and not k % _GATED_BLOCK_K
     )
 
 
@@ -178,7 +195,5 @@ def product_in_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | No
 
 def gate_up_product(x: torch.Tensor, weight: torch.Tensor, act: str) -> torch.Tensor | None:
     """The result, or None."""
-    rows, k = weight.shape
-    small = weight.numel() <= _MAX_SMALL_GATED and not rows % (2 * _BLOCK) and not k % _BLOCK_K
-    few = _MIN_ROWS <= len(x) <= _MAX_ROWS
-    return gate_up_product_triton(x, weight, act) if small and few and _plain(x, weight) else None
+    takes = takes_gate_up(len(x), *weight.shape) and _plain(x, weight)
+    return gate_up_product_triton(x, weight, act) if takes else None
