@@ -13,7 +13,7 @@ resampling and features. What counts is all windows over all the time, from the 
 That includes both ends, at which the device is not full: a window takes a while from its arrival. So the speed at which
 the middle half of the windows leaves is given too, which is what a server can keep up with, and how long an arriving
 window takes (median and most). The processes that decode files, one for each core, belong to the `LLM`, and run since
-the warm-up of a fourth of the windows.
+the warm-up.
 
 `transcribe` is `LLM.transcribe` as users call it, with timestamp rules, log-probabilities and a look for silence, of a
 fourth as many recordings of a window each; `transcribe-wav` reads these from files, and `transcribe-long` has one
@@ -102,7 +102,6 @@ def measure_ours(model: str, rows: Sequence[int], args: argparse.Namespace) -> I
         with open_ours(model, windows, args) as llm:
             for found in measure_ways(llm, make_features(model, windows, args.small), args):
                 yield {"engine": engine, "windows": windows, **found}
-        free_memory()
 
 
 def measure_ways(llm: LLM, features: torch.Tensor, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -182,7 +181,7 @@ def measure_going_on(way: ArrivingWindows | WavFiles, num_tokens: int, repeats: 
             latencies.append(median_and_most(way.latencies))
         return count
 
-    way.run(-(-way.count // 4))
+    way.run(way.count)  # numbers of windows at once that are new to the encoder are recorded on the way
     found = measure_one(run, num_tokens, repeats, 0)
     found["middle_speed"] = WINDOW_SECONDS * (way.count // 2) / median(spans)
     if latencies:
