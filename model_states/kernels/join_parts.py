@@ -17,7 +17,8 @@ import torch
 from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, programmatic_launch
 from model_states.kernels.triton_import import tl, triton
 
-MAX_PARTS = 4
+MAX_PARTS = 32
+_JOINED = 4  # parts that are joined while they are multiplied; more by a kernel before, of a program for each stretch
 
 
 def join_parts_torch(
@@ -34,6 +35,36 @@ def join_parts_torch(
     mean = (sums.float() * shares.unsqueeze(-1)).sum(1) / total.where(total > 0.0, 1.0)
     result = torch.einsum("thk,hdk->thd", mean.to(sums.dtype).float(), value_weight.float())
     out.copy_(result if value_bias is None else result + value_bias)
+
+
+@triton.jit
+def _mean_kernel(
+    out,
+    sums,
+    totals,
+    parts,
+    NUM_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Join the parts alone: out [num_tokens, num_heads, hidden_size]."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    p, k = tl.arange(0, BLOCK_P), tl.program_id(2) * BLOCK_K + tl.arange(0, BLOCK_K)
+    items, is_part = token * parts + p, p < parts
+    at = totals + items * 2 * NUM_HEADS + head
+    maxima = tl.load(at, mask=is_part, other=-1e30)
+    shares = tl.exp2(maxima - tl.max(maxima, 0))
+    total = tl.sum(shares * tl.load(at + NUM_HEADS, mask=is_part, other=0.0), 0)
+    part = tl.load(
+        sums + ((items * NUM_HEADS + head) * SIZE)[:, None] + k[None, :], mask=is_part[:, None], other=0.0
+    )
+    mean = tl.sum(part.to(tl.float32) * shares[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + (token * NUM_HEADS + head) * SIZE + k, mean.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -63,11 +94,13 @@ def _join_kernel(
         gdc_wait()
     items = (t.to(tl.int64) * parts)[:, None] + p[None, :]
     is_item = (t < num_tokens)[:, None] & (p < parts)[None, :]
-    at = totals + items * 2 * NUM_HEADS + head
-    maxima = tl.load(at, mask=is_item, other=-1e30)
-    shares = tl.exp2(maxima - tl.max(maxima, 1)[:, None])
-    total = tl.sum(shares * tl.load(at + NUM_HEADS, mask=is_item, other=0.0), 1)
-    shares /= tl.where(total == 0.0, 1.0, total)[:, None]
+    shares = is_item.to(tl.float32)
+    if totals is not None:  # else the one part is the mean
+        at = totals + items * 2 * NUM_HEADS + head
+        maxima = tl.load(at, mask=is_item, other=-1e30)
+        shares = tl.exp2(maxima - tl.max(maxima, 1)[:, None])
+        total = tl.sum(shares * tl.load(at + NUM_HEADS, mask=is_item, other=0.0), 1)
+        shares /= tl.where(total == 0.0, 1.0, total)[:, None]
     sums += (items * NUM_HEADS + head)[:, :, None] * SIZE + k[None, None, :]
     weight += (head * HEAD_SIZE + d)[:, None] * SIZE + k[None, :]
     acc = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
@@ -89,11 +122,24 @@ def join_parts_triton(
     value_weight: torch.Tensor,
     value_bias: torch.Tensor | None,
 ) -> None:
-    """Launch over (blocks of tokens, heads)."""
+    """Launch over (blocks of tokens, heads); where there are many parts, behind the kernel that joins them."""
     (num_tokens, parts, num_heads, size), head_size = sums.shape, out.shape[2]
+    joined = totals if parts <= _JOINED else None
+    if joined is None:
+        mean = torch.empty_like(sums[:, 0])
+        _mean_kernel[(num_tokens, num_heads, size // 128)](
+            *(mean, sums, totals, parts),
+            NUM_HEADS=num_heads,
+            SIZE=size,
+            BLOCK_P=triton.next_power_of_2(parts),
+            BLOCK_K=128,
+            num_warps=4,
+            **programmatic_launch(out),
+        )
+        sums, parts = mean, 1
     block_p = triton.next_power_of_2(parts)
     _join_kernel[(triton.cdiv(num_tokens, 16), num_heads)](
-        *(out, sums, totals, value_weight, value_bias, num_tokens, parts),
+        *(out, sums, joined, value_weight, value_bias, num_tokens, parts),
         NUM_HEADS=num_heads,
         HEAD_SIZE=head_size,
         SIZE=size,

@@ -10,7 +10,7 @@ from model_states.kernels.join_parts import join_parts_torch, join_parts_triton
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("tokens", "parts", "heads", "head_size"), [(3, 1, 2, 16), (17, 3, 3, 24), (2, 8, 1, 64)]
+    ("tokens", "parts", "heads", "head_size"), [(3, 1, 2, 16), (17, 3, 3, 24), (2, 8, 1, 64), (3, 32, 2, 16)]
 )
 def test_kernel_equals_twin(
     tokens: int, parts: int, heads: int, head_size: int, bias: bool, device: torch.device
