@@ -7,6 +7,9 @@ import torch
 
 from model_states.kernels import add_norm, linear_parts
 from model_states.kernels.act_mul import ACTIVATIONS
+from model_states.rewrites.layers import Boundary
+from model_states.rewrites.mlp import GatedMLP
+from model_states.rewrites.products import Projection
 
 
 def _half(device: torch.device) -> torch.dtype:
@@ -79,3 +82,27 @@ def test_the_norm_adds_parts_up(parts: int, has_root: bool, has_post: bool, devi
             found.append((stream, out))
         for got, want in zip(*found, strict=True):
             torch.testing.assert_close(got, want, rtol=2e-2, atol=4e-2)
+
+
+@pytest.mark.parametrize("n", [16, 40, 300])
+def test_a_gated_network_in_parts(n: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a layer makes of the parts is what it makes of the network's result, for any number of rows."""
+    monkeypatch.setattr(linear_parts, "use_triton", lambda tensor: True)
+    monkeypatch.setattr(linear_parts, "_PROGRAMS", 8)
+    linear_parts.num_parts.cache_clear()
+    linear_parts.takes_gate_up.cache_clear()
+    half, (hidden, inner) = _half(device), (64, 256)
+    x, both = _inputs(n, 2 * inner, hidden, half, device)
+    _, down = _inputs(n, hidden, inner, half, device)
+    mlp = GatedMLP(Projection(both, None), "silu", Projection(down, None))
+    parts, whole = mlp.rows(x), mlp(x)
+    assert isinstance(parts, torch.Tensor)
+    assert parts.shape == ((2, n, hidden) if n == 40 else (n, hidden))
+    boundary = Boundary(
+        pre=add_norm.RMSNorm(torch.rand(hidden, device=device).to(half), 1e-5, True), multiplier=0.5
+    )
+    residual = torch.randn(n, hidden, device=device).to(half)
+    got, want = (boundary(result, residual.clone()) for result in (parts, whole))
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    linear_parts.num_parts.cache_clear()
+    linear_parts.takes_gate_up.cache_clear()
