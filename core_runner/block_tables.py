@@ -60,9 +60,13 @@ class BlockTables:
 
     def apply_update(self, group: int, update: BlockUpdate) -> None:
         """Stage the runs of one group. Raises `SchedulerOutputError` before anything changes."""
+        self._check_update(group, update)
+        self.stage_update(group, update)
+
+    def stage_update(self, group: int, update: BlockUpdate) -> None:
+        """`apply_update` for runs that `check_changes` has let pass."""
         if len(update.slots) == len(update.block_ids) == 0:
             return
-        self._check_update(group, update)
         _extend(self._filled[group], update)
         self._tables[group].stage_runs(update.slots, update.starts, update.lengths, update.block_ids)
 

@@ -181,7 +181,7 @@ class ModelRunner:
         for new in step.new_requests:
             self._add_request(new)
         for group, update in enumerate(step.block_updates):
-            self.block_tables.apply_update(group, update)
+            self.block_tables.stage_update(group, update)
             if self.config.poison:
                 self._poison_new_blocks(group, update, step.new_requests)
         self.request_states.apply_staged_writes()

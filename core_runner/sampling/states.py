@@ -62,13 +62,13 @@ class SamplerStates:
 
         seed: the request's stream, in [-2^63, 2^63); a resumed request brings the seed it had.
         """
-        # A temperature too small for float32 becomes 0, greedy: what it would sample anyway.
-        temperature = np.float32(min(params.temperature, _MAX_TEMPERATURE))
-        top_p, min_p, top_k = np.float32(params.top_p), np.float32(params.min_p), max(params.top_k, 0)
+        temperature = min(params.temperature, _MAX_TEMPERATURE)
+        top_p, min_p, top_k, logprobs = params.top_p, params.min_p, max(params.top_k, 0), params.logprobs
         self._added.append((slot, temperature, top_p, min_p, top_k, seed))
-        self.filters_np[slot] = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
-        self.num_logprobs_np[slot] = -1 if params.logprobs is None else params.logprobs
-        self.wants_raw_np[slot] = params.logprobs is not None and params.logprobs_mode == "raw"
+        filters = top_k > 0 or top_p < 1 or min_p > 0
+        self.filters_np[slot] = filters and _filters(temperature, top_k, top_p, min_p)
+        self.num_logprobs_np[slot] = -1 if logprobs is None else logprobs
+        self.wants_raw_np[slot] = logprobs is not None and params.logprobs_mode == "raw"
         changes = changes_logits(params)
         if changes or slot in self._changed:
             assert self.logit_options is not None, "these sampler states were made without logit options"
@@ -114,3 +114,13 @@ class SamplerStates:
             min_p=self.min_p,
             seed=self.seed,
         )
+
+
+def _filters(temperature: float, top_k: int, top_p: float, min_p: float) -> bool:
+    """Whether a threshold is needed, by the values as the device has them.
+
+    A temperature too small for float32 becomes 0, greedy: what it would sample anyway.
+    """
+    if np.float32(temperature) == 0:
+        return False
+    return bool(top_k > 0 or np.float32(top_p) < 1 or np.float32(min_p) > 0)
