@@ -25,10 +25,10 @@ _BLOCK = 64  # rows of x and of weight that a program takes
 _BLOCK_K, _STAGES = 128, 4  # columns at a time, and how many times are on their way
 _GATED_BLOCK_K, _GATED_STAGES = 64, 5
 _PROGRAMS = 132  # that an H200 runs at once, with so much on its way
-_MIN_ROWS, _MAX_ROWS = 17, 256  # below, `linear` has a kernel that reads weights once
-_MAX_SMALL = (
-    3 << 20
-)  # elements of a weight: of larger ones the library's products are not measured to be slower
+# Below, `linear` has a kernel that reads weights once. _MAX_ROWS = 0 leaves all products to the library.
+_MIN_ROWS, _MAX_ROWS = 17, 256
+# Elements of a weight: larger ones are not measured in whole models.
+_MAX_SMALL, _MAX_SMALL_GATED = 3 << 19, 3 << 20
 
 
 def product_in_parts_torch(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
@@ -155,19 +155,17 @@ def gate_up_product_triton(x: torch.Tensor, weight: torch.Tensor, act: str) -> t
     return out
 
 
+def _tiles(n: int, m: int) -> int:
+    """Programs of a product [n, m] that is not cut over columns; 0 where n is not of the rows that are served."""
+    return m // _BLOCK * cdiv(n, _BLOCK) if _MIN_ROWS <= n <= _MAX_ROWS and not m % _BLOCK else 0
+
+
 @cache
 def num_parts(n: int, m: int, k: int) -> int:
     """Parts of the product of x [n, k] with a weight [m, k], a power of two; 0 for one that the library does."""
-    tiles = m // _BLOCK * cdiv(n, _BLOCK)
-    if (
-        not _MIN_ROWS <= n <= _MAX_ROWS
-        or m * k > _MAX_SMALL
-        or tiles > _PROGRAMS
-        or m % _BLOCK
-        or k % _BLOCK_K
-    ):
+    tiles, parts = _tiles(n, m), 1
+    if not 0 < tiles <= _PROGRAMS or m * k > _MAX_SMALL or k % _BLOCK_K:
         return 0
-    parts = 1
     while 2 * parts * tiles <= _PROGRAMS and not k % (2 * parts * _BLOCK_K):
         parts *= 2
     return parts
@@ -175,11 +173,9 @@ def num_parts(n: int, m: int, k: int) -> int:
 
 @cache
 def takes_gate_up(n: int, m: int, k: int) -> bool:
-    """Whether gate and up of x [n, k] with a weight [m, k] are done here."""
-    tiles = m // (2 * _BLOCK) * cdiv(n, _BLOCK)
-    return (
-        _MIN_ROWS <= n <= _MAX_ROWS and tiles <= _PROGRAMS and not m % (2 * _BLOCK) and not k % _GATED_BLOCK_K
-    )
+    """Whether gate and up of x [n, k] with a weight [m, k] are done here: for as many programs as run at once."""
+    tiles = 0 if m % 2 else _tiles(n, m // 2)
+    return _PROGRAMS // 2 <= tiles <= _PROGRAMS and m * k <= _MAX_SMALL_GATED and not k % _GATED_BLOCK_K
 
 
 def _plain(x: torch.Tensor, weight: torch.Tensor) -> bool:
