@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from core_runner.scheduling.output import IntArray, NewRequest
 from core_runner.scheduling.queue import WaitingQueue
 from core_runner.scheduling.slots import SlotTable
 from core_runner.scheduling.step import SchedulerConfig
+
+_NUM_EXPECTED: Final = 32
 
 
 class AdmissionRules:
@@ -103,6 +106,8 @@ class Admission:
         self._config, self._slots, self._cache, self._queue = config, slots, cache, queue
         # Arrival of the request that lacked blocks last, and the blocks that were free then.
         self._blocked: tuple[int, tuple[int, ...]] = (-1, ())
+        self._refused = -1  # arrival of the request that `reserve` refused last
+        self._told = -1  # `num_changes` of the queue when somebody was told who waits
         self.num_prompt_tokens = self.num_cached_tokens = self.num_queried_tokens = 0
         self._watch = HitWatch(cache.alignment)
 
@@ -125,11 +130,19 @@ class Admission:
         return admitted, slots, np.array(counts, np.int32)
 
     def is_stuck(self) -> bool:
-        """Whether `admit` would look at nobody, and nobody is to be told who waits: the first one still lacks blocks,
-        or the others' prompt is still to be computed.
+        """Whether `admit` would let nobody in, and nobody is to be told who waits: the first one still lacks blocks or
+        what is reserved, or the others' prompt is still to be computed.
         """
+        if self._config.expect is not None and self._told != self._queue.num_changes:
+            return False
         request = self._queue.peek()
-        return self._config.expect is None and (request is None or self._is_still_blocked(request))
+        return request is None or self._is_still_blocked(request) or self._is_still_refused(request)
+
+    def tell(self) -> None:
+        """Tell whoever wants to know who waits."""
+        if self._config.expect is not None:
+            self._config.expect(self._queue.near_front(_NUM_EXPECTED))
+            self._told = self._queue.num_changes
 
     def _is_still_blocked(self, request: Request) -> bool:
         """Whether the request lacked blocks before and no group has more free ones now.
@@ -141,6 +154,11 @@ class Admission:
         if arrival != request.arrival:
             return False
         return all(now <= then for now, then in zip(self._cache.num_free_blocks, num_free, strict=True))
+
+    def _is_still_refused(self, request: Request) -> bool:
+        """Whether the model refused the request before and does again; if it does not, `admit` comes in this step."""
+        reserve = self._config.reserve
+        return reserve is not None and request.arrival == self._refused and bool(reserve(request))
 
     def _admit_first(self, request: Request, budget: int) -> tuple[NewRequest | None, int]:
         """Admit the queue's first request with a first chunk, or leave it there: (None, 0)."""
@@ -157,6 +175,7 @@ class Admission:
             self._blocked = (request.arrival, self._cache.num_free_blocks)
             return None, 0
         if self._config.reserve is not None and self._config.reserve(request):
+            self._refused = request.arrival
             return None, 0
         self._queue.pop()
         count = min(left, budget)

@@ -21,6 +21,7 @@ class WaitingQueue:
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._members: set[int] = set()  # arrivals; the heap may hold discarded entries until they surface
         self._unready: dict[int, Request] = {}  # by arrival; they hold up nobody
+        self.num_changes = 0  # grows whenever somebody comes or leaves
 
     def __len__(self) -> int:
         return len(self._members) + len(self._unready)
@@ -45,6 +46,7 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Add a request; a preempted one is never refused. One whose constraint is not ready stands aside."""
+        self.num_changes += 1
         constraint = request.constraint
         if constraint is not None and (not constraint.is_ready() or constraint.error is not None):
             self._unready[request.arrival] = request
@@ -91,12 +93,14 @@ class WaitingQueue:
         """Take the request that is next."""
         request = self.peek()
         assert request is not None, "the waiting queue is empty"
+        self.num_changes += 1
         heapq.heappop(self._heap)
         self._members.remove(request.arrival)
         return request
 
     def discard(self, request: Request) -> None:
         """Remove a request from anywhere in the queue, O(1) amortised."""
+        self.num_changes += 1
         if self._unready.pop(request.arrival, None) is not None:
             return
         self._members.discard(request.arrival)

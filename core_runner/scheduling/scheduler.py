@@ -34,8 +34,6 @@ __all__ = ["GroupSpec", "RequestUpdate", "ScheduledStep", "Scheduler", "Schedule
 
 _TURNS = 64  # steps in which the blocks of every running request are looked at once
 
-_NUM_EXPECTED = 32
-
 
 class Scheduler:
     """Continuous batching over `max_num_reqs` slots and the block pools of the cache groups.
@@ -166,8 +164,7 @@ class Scheduler:
                 self.config.max_num_batched_tokens - int(rows.counts.sum())
             )
             rows = rows.join(slots, counts) if new_requests else rows
-        if self.config.expect is not None:
-            self.config.expect(self._queue.near_front(_NUM_EXPECTED))
+        self._admission.tell()
         if not len(rows.slots):
             self._cache.take_updates()  # only entries of slots that were preempted just now
             return None

@@ -151,3 +151,50 @@ def test_tokens_that_nobody_waits_for_are_not_reported(depth):
     assert [u.finish_reason for u in got["heard"]] == [None] * 19 + ["length"]
     assert [t for u in got["heard"] for t in u.new_token_ids] == heard.output_token_ids
     assert (len(quiet.output_token_ids), len(quiet.logprobs)) == (20, 20)
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_those_whom_the_model_refuses_change_nothing_until_it_lets_them_in(listens):
+    asked, told = [], []
+
+    def reserve(request):
+        asked.append(request.req_id)
+        return {"room": "there is none yet"} if request.req_id == "waits" and len(asked) < 14 else {}
+
+    expect = (lambda requests: told.append([one.req_id for one in requests])) if listens else None
+    sim = Recorded(depth=1, reserve=reserve, expect=expect)
+    sim.fill(2)
+    for _ in range(3):
+        sim.step()
+    before = len(sim.outputs)
+    asked.clear(), told.clear()
+    sim.add("waits", [5, 6], max_tokens=5, ignore_eos=True)
+    for _ in range(15):
+        sim.step()
+    # It is planned for once, asked about in every step, and let in by the first that may.
+    assert sim.repeats[before:] == "." + "r" * 12 + ".."
+    assert asked == ["waits"] * 15  # the last time twice, and what is granted is granted again
+    assert told[:1] == [["waits"]] * listens
+    assert sim.scheduler.stats().waiting == 0
+    sim.run()
+    sim.check_exact()
+
+
+def test_whoever_comes_while_another_is_refused_is_told_of():
+    told = []
+    sim = Recorded(
+        depth=1,
+        reserve=lambda request: {"room": "none"} if request.req_id == "first" and sim.num_steps < 14 else {},
+        expect=lambda requests: told.append([one.req_id for one in requests]),
+    )
+    sim.fill(2)
+    for _ in range(3):
+        sim.step()
+    for name in ("first", "second"):
+        sim.add(name, [5, 6], max_tokens=5, ignore_eos=True)
+        for _ in range(4):
+            sim.step()
+    assert told[-2:] == [["first"], ["first", "second"]]
+    assert sim.repeats[-8:] == ".rrr.rrr"
+    sim.run()
+    sim.check_exact()
