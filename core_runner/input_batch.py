@@ -164,11 +164,11 @@ class InputPreparer:
             packed = self._pack(so)
             if not np.array_equal(packed, self._packed):
                 assert not so.is_repeat, "a step that is no repetition says it is"
-                self._send(packed)
+                self._send_rows(packed)
         self._writer.flush()
         return self._batch(so, num_tokens, num_rows, self._packed)
 
-    def _send(self, packed: IntArray) -> None:
+    def _send_rows(self, packed: IntArray) -> None:
         """Bring the rows of the step to the device, on the way of those who have to get there anyway."""
         if self._writer.is_empty:
             self._transfer.copy(packed, self.buffers.packed)
