@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +27,33 @@ from workloads import Job, Workload, workloads
 from core_runner import LLM
 
 Found = dict[str, Any]
-PROFILED = 16  # most steps under the profiler, which comes after the stopwatch
+Look = Callable[[LLM, int], Found]
+PROFILED = 16  # most steps under the profiler
 
 
-def profile_decode(llm: LLM, model: str, num_reqs: int, prompt_len: int, steps: int) -> Found:
+def look_at_decode(llm: LLM, look: Look, model: str, num_reqs: int, prompt_len: int, steps: int) -> Found:
     """Steady decode steps of one number of requests."""
-    num_output = 3 * steps + 48  # the first ones decode while others are prefilled
+    num_output = 2 * steps + PROFILED + 48  # the first ones decode while others are prefilled
     jobs = Workload("", num_reqs, prompt_len, num_output).jobs(MODELS[model]["vocab_size"])
     start(llm, jobs)
     while llm.engine.stats().waiting:
         llm.engine.step()
-    return profile_on(llm, steps, steps)
+    return look_after(llm, look, steps, steps)
 
 
-def profile_mixed(llm: LLM, jobs: Sequence[Job], skipped: int, steps: int) -> Found:
+def look_at_mixed(llm: LLM, look: Look, jobs: Sequence[Job], skipped: int, steps: int) -> Found:
     """Steps from the middle of a workload whose requests come and go."""
-    for _ in range(
-        2
-    ):  # the first time meets the shapes of its steps, and the second records those that came again
+    # The first time meets the shapes of its steps, and the second records those that came again.
+    for _ in range(2):
         start(llm, jobs)
         for _ in range(skipped + steps + PROFILED):
             llm.engine.step()
         llm.engine.abort_all()
     start(llm, jobs)
-    return profile_on(llm, skipped, steps)
+    return look_after(llm, look, skipped, steps)
 
 
-def profile_prefill(llm: LLM, jobs: Sequence[Job]) -> Found:
+def look_at_prefill(llm: LLM, look: Look, jobs: Sequence[Job]) -> Found:
     """The whole of a workload, as one step."""
 
     def run() -> None:
@@ -63,40 +63,54 @@ def profile_prefill(llm: LLM, jobs: Sequence[Job]) -> Found:
 
     for _ in range(2):
         run()
-    return host_time(run, 1, wait=True) | device_profile(run, 1)
+    return device_profile(run, 1) if look is profiled else host_time(run, 1, wait=True)
 
 
-def profile_on(llm: LLM, skipped: int, steps: int) -> Found:
-    """Steps after the next `skipped` ones, first timed and then profiled; then every request is given up."""
+def look_after(llm: LLM, look: Look, skipped: int, steps: int) -> Found:
+    """At the steps after the next `skipped` ones; then every request is given up."""
     for _ in range(skipped):
         llm.engine.step()
+    found = look(llm, steps)
+    llm.engine.abort_all()
+    return found
+
+
+def timed(llm: LLM, steps: int) -> Found:
+    """The stopwatch's word on the next steps, and how many of them were no replay."""
     before = Counter(llm.stats().step_ways)
     found = host_time(llm.engine.step, steps)
     ways = Counter(llm.stats().step_ways) - before
-    eager = sum(count for way, count in ways.items() if way.startswith("eager"))
-    found |= device_profile(llm.engine.step, min(steps, PROFILED))
-    llm.engine.abort_all()
-    return found | {"eager_steps": eager}
+    return found | {"eager_steps": sum(n for way, n in ways.items() if way.startswith("eager"))}
+
+
+def profiled(llm: LLM, steps: int) -> Found:
+    """The profiler's word on the next steps."""
+    return device_profile(llm.engine.step, min(steps, PROFILED))
 
 
 def measure(args: argparse.Namespace) -> Report:
-    """Every column, on engines with slots for 256 requests, or for as many as a column wants."""
+    """Every column, on engines with slots for 256 requests, or for as many as a column wants.
+
+    All is timed before anything is profiled: a profiler that has been in a process may slow its launches for good.
+    """
     small = args.small
     counts = args.requests or ([1, 4, 8] if small else [1, 64, 256, 1024])
     num_steps, prompt_len = args.steps or (2 if small else 64), 8 if small else 128
     works = {name: work.jobs(MODELS[args.model]["vocab_size"]) for name, work in workloads(small).items()}
-    steps: dict[str, Found] = {}
-    with open_llm(args.model, small) as llm:
-        for count in (count for count in counts if count <= MAX_NUM_REQS[small]):
-            steps[f"{count}"] = profile_decode(llm, args.model, count, prompt_len, num_steps)
-        steps["mixed"] = profile_mixed(llm, works["W3"], 2 if small else 120, num_steps)
-        steps["prefill"] = profile_prefill(llm, works["W4"])
-        held = memory(llm)
-    for count in (count for count in counts if count > MAX_NUM_REQS[small]):
-        with open_llm(args.model, small, max_num_reqs=count, max_model_len=512) as llm:
-            steps[f"{count}"] = profile_decode(llm, args.model, count, prompt_len, num_steps)
-    in_order = sorted(steps, key=lambda name: int(name) if name.isdigit() else max(counts) + 1)
-    return {"steps": {name: steps[name] for name in in_order}, "memory_gib": held}
+    order = [*map(str, sorted(counts)), "mixed", "prefill"]
+    steps: dict[str, Found] = {name: {} for name in order}
+    held: dict[str, float] = {}
+    for look in (timed, profiled):
+        with open_llm(args.model, small) as llm:
+            for count in (count for count in counts if count <= MAX_NUM_REQS[small]):
+                steps[f"{count}"] |= look_at_decode(llm, look, args.model, count, prompt_len, num_steps)
+            steps["mixed"] |= look_at_mixed(llm, look, works["W3"], 2 if small else 120, num_steps)
+            steps["prefill"] |= look_at_prefill(llm, look, works["W4"])
+            held = memory(llm)
+        for count in (count for count in counts if count > MAX_NUM_REQS[small]):
+            with open_llm(args.model, small, max_num_reqs=count, max_model_len=512) as llm:
+                steps[f"{count}"] |= look_at_decode(llm, look, args.model, count, prompt_len, num_steps)
+    return {"steps": steps, "memory_gib": held}
 
 
 def show(report: Report) -> None:

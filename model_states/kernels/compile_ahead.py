@@ -7,6 +7,7 @@ what it needs. Where everything is in that cache already, nothing is forked.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import warnings
@@ -113,6 +114,7 @@ def _fork(jobs: Sequence[Job], waiting: int) -> int:
     if process:
         return process
     try:
+        gc.disable()  # what it would collect may give something back to the device, which is not this process's
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_MOST_SECONDS)
         while number := os.read(waiting, _NUMBER_BYTES):
