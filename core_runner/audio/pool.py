@@ -15,9 +15,8 @@ from core_runner.audio.process import Allocate, DecodeProcess, ProcessEndedError
 from core_runner.audio.sources import Samples, Source, name_of
 from core_runner.errors import AudioError
 
-_ATTEMPTS: Final = (
-    2  # at a file, each in a process of its own: the first one may have been ended by something else
-)
+# At a file, each in a process of its own: the first one may have been ended by something else.
+_ATTEMPTS: Final = 2
 
 
 class AudioPool:
