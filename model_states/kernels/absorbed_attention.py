@@ -17,8 +17,8 @@ The middle two formulas are one kernel. A program takes a token and a part of th
 keeps their sums over all of hidden_size in registers: each of its eight warps has a slice of hidden_size of its own,
 for which it computes partial scores and later the weighted sums, so that each position is read once from memory and
 twice from shared memory. Partial scores are added up through shared memory, laid out so that a thread finds the eight
-of a score under its own address. That is said in Gluon, where layouts are the author's: Triton's own choice of them
-took 1.5 times as long. The parts are joined by the kernel that multiplies with V.
+of a score under its own address. That is said in Gluon, where layouts are the author's: what Triton makes of the same
+spills registers, and adds partial scores by shuffles. The parts are joined by the kernel that multiplies with V.
 """
 
 from __future__ import annotations
