@@ -166,8 +166,7 @@ class LLM:
         programs: begun in order, as there is room. A bad request, or whatever else a program raises, ends that program
         alone. on_advance: called when some have gone on. Closing the iterator aborts what is not finished.
         """
-        # Short, so that programs that go on come soon, while what they share is still kept; but enough for all slots
-        # that come free while a model waits until there are many whose inputs it can take at once.
+        # Short, so that programs that go on come soon; enough for all slots that come free while a model waits.
         queue = max(3 * self.config.max_num_reqs // 8, 4)
         call = Call([], False, self.engine, self._processor, wants_text=False, most_queued=queue)
         task_call = TaskCall(call, self._make_job, self._step, self._lock, self.config.max_num_reqs + queue)
