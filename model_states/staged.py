@@ -104,7 +104,7 @@ class Runs(NamedTuple):
 class StagedTensor:
     """A device tensor [rows] or [rows, cols] of lasting address; the host stages runs, `apply` writes them.
 
-    `stage*` copy what they are given. A later write wins over an earlier one to the same place, also within one `apply`.
+    `stage*` copy what they are given. A later write wins over an earlier one to the same place, even in one `apply`.
     Consumers on the stream of `apply` see every write staged before it and none staged later. uva=True keeps the tensor
     in pinned host memory that kernels read in place, for a large table of which a step touches little; where that is
     impossible it is device memory, and the log says so. With a writer, its next `flush` does what `apply` would write.
