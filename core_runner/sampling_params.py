@@ -91,10 +91,17 @@ class SamplingParams:
             # Most requests change three options of thirty: the others stay attributes of the class, and need no look.
             vars(self)["logits_processors"] = {}
             vars(self).update(options)
-            for name in sorted(options, key=_ORDER.__getitem__):
-                if options[name] is not _DEFAULTS[name]:
-                    _CHECKS[name](self)
-            self._check_together()
+            self._check(sorted(options, key=_ORDER.__getitem__))
+
+    def __post_init__(self) -> None:
+        """For subclasses that are dataclasses, whose own constructor calls it."""
+        self._check(_CHECKS)
+
+    def _check(self, names: Iterable[str]) -> None:
+        for name in names:
+            if getattr(self, name) is not _DEFAULTS[name]:
+                _CHECKS[name](self)
+        self._check_together()
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -14,6 +14,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Final
@@ -56,10 +57,12 @@ class ProcessEndedError(Exception):
 
 
 class DecodeProcess:
-    """Starts when it is first asked; one that has ended is replaced at the next. For one thread at a time."""
+    """Starts when it is first asked; one that has ended is replaced at the next. One thread at a time may `decode`."""
 
     def __init__(self, allocate: Allocate) -> None:
         self._allocate = allocate
+        self._lock = threading.Lock()  # of the two below, which change together
+        self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._samples: io.FileIO | None = None  # what the process writes them to
 
@@ -70,11 +73,9 @@ class DecodeProcess:
 
     def decode(self, source: Source, sampling_rate: int) -> Decoded:
         """As `load.decode_source`. Raises `ProcessEndedError` where the process dies of it, or had died before."""
-        process = self._process or self._start()
+        process, file = self._ensure_running()
         assert process.stdin is not None
         assert process.stdout is not None
-        file = self._samples
-        assert file is not None
         try:
             pickle.dump((_portable(source), sampling_rate), process.stdin)
             process.stdin.flush()
@@ -84,31 +85,50 @@ class DecodeProcess:
             num_samples, damage = answer
             samples = self._allocate((num_samples,))
             _read_into(file, samples.view(np.uint8).data)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
+        except AudioError:
+            raise
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:  # ValueError: a closed pipe
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5.0)  # for the status that it ends with by itself
-            self.close()
+            self._end(process)
             raise ProcessEndedError(process.returncode) from error
         return Decoded(samples, damage)
 
     def close(self) -> None:
         """End it, in the middle of a file too; from any thread."""
-        process, self._process = self._process, None
+        process = self._process
         if process is not None:
-            process.kill()
-            process.wait()
-            self._samples = None  # closed by whoever is the last to read it
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdout.close()
-            with suppress(OSError):  # half a request may be left in it
-                process.stdin.close()
+            self._end(process)
+
+    def _ensure_running(self) -> tuple[subprocess.Popen[bytes], io.FileIO]:
+        """The process, started anew if it is not there any more, and the file that it writes to."""
+        if self._owner != os.getpid():  # in a fork: the process is the parent's, and so may be the lock
+            self._owner, self._lock, self._process = os.getpid(), threading.Lock(), None
+        process = self._process
+        if process is not None and process.poll() is not None:
+            self._end(process)
+        with self._lock:
+            if self._process is None:
+                self._process = self._start()
+            assert self._samples is not None
+            return self._process, self._samples
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            if self._process is process:  # else somebody has started another
+                self._process = self._samples = None
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stdin):
+            assert pipe is not None
+            with suppress(OSError, ValueError):  # half a request may be left in it, or somebody closes it too
+                pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._samples = _nameless_file()
         number = self._samples.fileno()
         # In a session of its own, Ctrl-C is for us; it ends when its standard input does.
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-c", _START, str(number), *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -117,7 +137,6 @@ class DecodeProcess:
             env={**_KEEP_MEMORY, **os.environ, **_ONE_THREAD},
             start_new_session=True,
         )
-        return self._process
 
 
 def serve(requests: IO[bytes], answers: IO[bytes], samples: int) -> None:

@@ -8,7 +8,7 @@ after a few groups positions repeat, so that all groups at one place of the peri
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -27,13 +27,14 @@ _GROUP: Final = 32
 # Multiplications of one product. From about twice as many OpenBLAS spreads one over threads, which wait for each other
 # in busy loops: where the processors had other work, a file took ten times as long.
 _MOST_PRODUCT: Final = 1 << 18
-_MOST_PHASES: Final = 640  # 11,025 to 16,000; odd rates would need tables of many megabytes
 _RATES: Final = range(1000, 400_000)
+_MOST_WEIGHTS: Final = 1 << 18  # of a pair of rates; odd ones would need tables of many megabytes
 
 
 def can_resample(rate: int, wanted: int) -> bool:
     """Whether the two rates have a small common measure, as those of recordings do."""
-    return rate in _RATES and wanted // math.gcd(rate, wanted) <= _MOST_PHASES
+    divisor = math.gcd(rate, wanted)
+    return rate in _RATES and math.prod(_shape(wanted // divisor, rate // divisor)) <= _MOST_WEIGHTS
 
 
 class Resampler:
@@ -102,13 +103,17 @@ def _reach(up: int, down: int) -> int:
     return math.ceil(_HALF_WIDTH * max(down / up, 1.0))
 
 
-@cache
+def _shape(up: int, down: int) -> tuple[int, int, int]:
+    """Of the weights: groups, inputs, outputs of a group."""
+    return up // math.gcd(up, _GROUP), _GROUP * down // up + 2 * _reach(up, down) + 2, _GROUP
+
+
+@lru_cache(maxsize=16)
 def _weights(up: int, down: int) -> npt.NDArray[np.float32]:
     """[groups, inputs, outputs of a group]; the first input lies `_reach` before the group's whole first position."""
-    num_groups, reach = up // math.gcd(up, _GROUP), _reach(up, down)
-    num_inputs = _GROUP * down // up + 2 * reach + 2
+    num_groups, num_inputs, _ = _shape(up, down)
     outputs = np.arange(num_groups * _GROUP).reshape(num_groups, 1, _GROUP)
-    begins = outputs[:, :, :1] * down // up - reach
+    begins = outputs[:, :, :1] * down // up - _reach(up, down)
     inputs = begins + np.arange(num_inputs)[:, None]
     share = min(up / down, 1.0)  # of the input's band that is kept
     distances = (outputs * down - inputs * up) / up * share  # in samples of the lower rate

@@ -177,8 +177,8 @@ def choose_kept_outputs(
     config: ModelConfig, spec: AttentionSpec, max_positions: int, projections: Sequence[Projection]
 ) -> KeptOutputs:
     """What the options say, or suits the device and the number of slots. `CapabilityError` for what cannot be."""
-    name, cache = "cross_attention_cache", config.options.get("cross_attention_cache") or "auto"
-    if cache not in ("auto", "keys_values", "hidden_states"):
+    name, cache = "cross_attention_cache", config.options.get("cross_attention_cache", "auto")
+    if cache not in (None, "auto", "keys_values", "hidden_states"):
         raise CapabilityError(
             f"model_options: {name}={cache!r} must be 'auto', 'keys_values' or 'hidden_states'"
         )
@@ -196,7 +196,12 @@ def choose_kept_outputs(
             f"24 heads and a hidden size of up to 1280 that eight warps can share, not {config.dtype}, "
             f"{spec.num_heads} heads and {hidden_size}; leave it out"
         )
-    if cache == "auto" and has_kernel and config.max_num_reqs >= _MANY_SLOTS and dtype in (None, "auto"):
+    if (
+        cache in (None, "auto")
+        and has_kernel
+        and config.max_num_reqs >= _MANY_SLOTS
+        and dtype in (None, "auto")
+    ):
         cache = "hidden_states"
     kept = KeptHiddenStates if cache == "hidden_states" else KeptKeysValues
     return kept(config, spec, max_positions, projections)

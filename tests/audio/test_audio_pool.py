@@ -112,6 +112,48 @@ def test_an_idle_process_that_was_killed_is_replaced():
         assert len(pool.load(data, RATE)) == RATE
 
 
+def test_a_process_that_died_idle_is_no_files_fault(monkeypatch):
+    monkeypatch.setattr("core_runner.audio.pool._ATTEMPTS", 1)
+    data = encode(chirp(RATE, 1.0), RATE, "flac", "flac")
+    with AudioPool(1) as pool:
+        for _ in range(2):
+            assert len(pool.load(data, RATE)) == RATE
+            (process,) = running(pool)
+            process.kill()
+            process.wait()
+
+
+def test_calls_that_are_given_up_leave_processes_that_work(long_file):
+    """Readers that close while their files are read, beside one that goes on; every other load is right."""
+    data = encode(chirp(RATE, 0.1), RATE, "flac", "flac")
+    with AudioPool(2) as pool, ThreadPoolExecutor(4) as threads:
+
+        def give_up(_):
+            with pool.reader(2) as reader:
+                waiting = threads.submit(attempt, reader.load, long_file)
+                attempt(reader.load, data)
+            return waiting.result()
+
+        with ThreadPoolExecutor(2) as callers:
+            given_up = callers.map(give_up, range(30))
+            results = [attempt(pool.load, data) for _ in range(60)]
+            assert all(isinstance(result, np.ndarray) or "given up" in result for result in given_up)
+        assert [len(result) for result in results] == [RATE // 10] * 60
+        assert len(pool.load(data, RATE)) == RATE // 10
+
+
+def test_a_fork_has_processes_of_its_own():
+    data = encode(chirp(RATE, 1.0), RATE, "flac", "flac")
+    with AudioPool(1) as pool:
+        pool.load(data, RATE)
+        (parents,) = running(pool)
+        pool._processes[0]._owner -= 1  # as a fork finds it
+        assert len(pool.load(data, RATE)) == RATE
+        assert running(pool)[0].pid != parents.pid
+        assert parents.poll() is None
+        parents.kill()
+
+
 def test_closing_a_reader_gives_up_its_files_and_no_others(long_file):
     data = encode(chirp(RATE, 1.0), RATE, "flac", "flac")
     with AudioPool(1) as pool, ThreadPoolExecutor(2) as threads:

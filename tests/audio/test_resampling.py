@@ -8,7 +8,7 @@ from support.recordings import RATE, encode, tone, wav
 
 from core_runner.audio import load_audio
 from core_runner.audio.buffer import SampleBuffer
-from core_runner.audio.resample import Resampler
+from core_runner.audio.resample import Resampler, can_resample
 
 
 def level(rate: int, hertz: float, seconds: float = 1.0) -> float:
@@ -81,3 +81,10 @@ def test_pieces_of_any_length_give_what_the_whole_gives(rate):
 def test_a_constant_stays_what_it_is():
     samples = load_audio(wav(np.full((2, 44_100), 0.25, np.float32), 44_100, "f4"), RATE)
     np.testing.assert_allclose(samples[100:-100], 0.25, atol=1e-6)
+
+
+def test_odd_rates_are_left_to_the_library():
+    usual = (8000, 11_025, 12_000, 22_050, 24_000, 32_000, 44_100, 48_000, 88_200, 96_000, 192_000)
+    assert all(can_resample(rate, wanted) for rate in usual for wanted in (16_000, 24_000))
+    assert not any(can_resample(rate, 16_000) for rate in (7999, 12_345, 44_101, 399_968, 999_999))
+    assert not can_resample(44_100, 1), "a filter of seconds"

@@ -246,3 +246,16 @@ def test_no_object_shares_a_mapping_with_another_or_with_the_caller():
     made = [SamplingParams(), SamplingParams(), SamplingParams(logits_processors=given)]
     assert len({id(mapping) for mapping in (given, *(params.logits_processors for params in made))}) == 4
     assert made[0] == made[1] == made[2] == dataclasses.replace(made[0])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MoreParams(SamplingParams):
+    extra: int = 0
+
+
+def test_subclasses_that_are_dataclasses_are_checked_too():
+    params = MoreParams(stop="END", stop_token_ids=[np.int64(3)], extra=4)
+    assert (params.stop, params.stop_token_ids, params.extra) == (("END",), (3,), 4)
+    for options in ({"temperature": -1}, {"n": "3"}, {"min_tokens": 9, "max_tokens": 2}):
+        with pytest.raises(RequestError, match=next(iter(options))):
+            MoreParams(**options)

@@ -30,6 +30,7 @@ def test_an_entry_of_hidden_states_is_one_for_all_layers(speech: SpeechModel) ->
     ("options", "message"),
     [
         ({"cross_attention_cache": "keys"}, "='keys' must be 'auto', 'keys_values' or 'hidden_states'"),
+        ({"cross_attention_cache": ""}, "='' must be 'auto'"),
         (
             {**HIDDEN_STATES, "cross_attention_dtype": "int8"},
             "='hidden_states' and cross_attention_dtype='int8' exclude each other",
