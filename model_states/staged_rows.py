@@ -35,9 +35,8 @@ class RowsToDevice(HostToDevice):
 
     def __init__(self, device: torch.device | str) -> None:
         super().__init__(device)
-        self._read: deque[tuple[Event, Sequence[npt.NDArray[Any]]]] = (
-            deque()
-        )  # arrays, by when they may be let go of
+        # Arrays, by when they may be let go of.
+        self._read: deque[tuple[Event, Sequence[npt.NDArray[Any]]]] = deque()
 
     def copy_rows(self, arrays: Sequence[npt.NDArray[Any]], out: torch.Tensor) -> None:
         """Write each array [n] to the start of its row of `out` [len(arrays), at least n], and zeros behind it.

@@ -74,7 +74,7 @@ class CrossAttention(Component):
         The pool is allocated here, so that the runner's own caches get what is left. Its size and that of a batch
         come from `ENCODER_OPTIONS`.
         """
-        self.spec, self.encoder = spec, encoder
+        self.encoder = encoder
         self._batch_size = _option(config, "encoder_batch") or _DEFAULT_BATCH
         self.max_ahead = _option(config, "encoder_ahead", least=0) or 0
         self.kept = choose_kept_outputs(config, spec, encoder.max_positions, projections)
