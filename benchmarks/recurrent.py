@@ -5,8 +5,9 @@
 *Floor* is the time in which the device's memory could move what a step must: every weight once, the state of every
 request in and out, and the keys and values of its context. Decode is timed over steady steps, with prompts of 128 ids;
 prefill is 8 prompts of 4,096 ids (steps of at most 8,192 tokens), one token each. `--transformers` also times its
-generate at 64 requests, with the kernels that it finds installed, if any; its prompts are 16 ids, since without kernels
-it expands the states of a whole prompt, and shorter contexts are no loss to it. Random weights.
+generate at 64 requests, with the kernels that it finds: those of mamba-ssm and causal-conv1d, where they can be
+imported (the report names them). Without mamba-ssm its prompts are 16 ids, since it then expands the states of a whole
+prompt, and shorter contexts are no loss to it. Random weights.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ DECODE = {False: (1, 64, 256), True: (1, 4)}  # by --small
 PROMPT_LEN, STEPS = 128, 48
 PREFILL = {False: (8, 4096), True: (2, 96)}
 TRANSFORMERS = {False: 64, True: 4}  # requests, which are among those of DECODE
-_TRANSFORMERS_PROMPT_LEN = 16
+_WITHOUT_KERNELS = 16  # ids in transformers' prompts
 
 
 def measure(args: argparse.Namespace) -> Report:
@@ -49,9 +51,8 @@ def measure(args: argparse.Namespace) -> Report:
     del llm
     if args.transformers:
         free_memory()
-        report["transformers"] = _transformers(
-            config, TRANSFORMERS[args.small], "cpu" if args.small else "cuda"
-        )
+        device = "cpu" if args.small else "cuda"
+        report["transformers"] = _transformers(config, TRANSFORMERS[args.small], device, args.repeats)
     return report
 
 
@@ -114,17 +115,21 @@ def _prefill(llm: LLM, num_reqs: int, prompt_len: int, repeats: int) -> dict[str
     return {"seconds": step, "tok_s": num_reqs * prompt_len / step}
 
 
-def _transformers(config: Any, batch: int, device: str) -> dict[str, float]:
+def _transformers(config: Any, batch: int, device: str, repeats: int) -> dict[str, Any]:
     """Tokens per second of transformers' own generate, the prompt's pass taken off."""
     from transformers import AutoModelForCausalLM
 
-    for name in ("chunk_size", "mamba_chunk_size"):
-        if hasattr(config, name):
-            setattr(config, name, _TRANSFORMERS_PROMPT_LEN)  # a prompt is padded to a multiple of it
+    kernels = [name for name in ("mamba_ssm", "causal_conv1d") if _imports(name)]
+    prompt_len = PROMPT_LEN
+    if "mamba_ssm" not in kernels:
+        prompt_len = _WITHOUT_KERNELS
+        for name in ("chunk_size", "mamba_chunk_size"):
+            if hasattr(config, name):
+                setattr(config, name, prompt_len)  # a prompt is padded to a multiple of it
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     model.eval()
-    ids = torch.randint(101, 1000, (batch, _TRANSFORMERS_PROMPT_LEN), device=device)
+    ids = torch.randint(101, 1000, (batch, prompt_len), device=device)
 
     def run(num_tokens: int) -> None:
         model.generate(
@@ -137,8 +142,18 @@ def _transformers(config: Any, batch: int, device: str) -> dict[str, float]:
         )
 
     run(2)
-    short, long = (timed(partial(run, num_tokens), 1)[0] for num_tokens in (2, 18))
-    return {"batch": batch, "tok_s": batch * 16 / (long - short)}
+    short, long = (median(timed(partial(run, num_tokens), repeats)) for num_tokens in (2, 18))
+    speed = batch * 16 / (long - short)
+    return {"batch": batch, "prompt_len": prompt_len, "kernels": kernels, "tok_s": speed}
+
+
+def _imports(name: str) -> bool:
+    """Whether a package can be imported; one that was built in part raises all kinds of errors."""
+    try:
+        import_module(name)
+    except Exception:
+        return False
+    return True
 
 
 def show(report: Report) -> None:
@@ -154,9 +169,8 @@ def show(report: Report) -> None:
         other = report["transformers"]
         ours = report["decode"][str(other["batch"])]["tok_s"]
         row = [other["batch"], other["tok_s"], ours, ours / other["tok_s"]]
-        show_table(
-            "Beside transformers", ["requests", "transformers tok/s", "core-runner tok/s", "times"], [row]
-        )
+        title = f"Beside transformers (kernels: {', '.join(other['kernels']) or 'none'})"
+        show_table(title, ["requests", "transformers tok/s", "core-runner tok/s", "times"], [row])
 
 
 def plot(report: Report, path: Path) -> None:
