@@ -30,13 +30,12 @@ class BlockingOutput(AsyncOutput):
     """Copies the sampled tokens on the stream of the model, and waits for them, before anything else is launched."""
 
     def __init__(self, *args: Any) -> None:
-        """The fourth argument is the copy stream."""
-        batch, sampled, max_sampled, copy_stream, *scored = args
-        if copy_stream is not None:
-            copy_stream = torch.cuda.current_stream(copy_stream.device)
-        super().__init__(batch, sampled, max_sampled, copy_stream, *scored)
-        if self.copied is not None:
-            self.copied.synchronize()
+        """The fourth argument has the copy stream."""
+        batch, sampled, max_sampled, buffers, *scored = args
+        if buffers is not None:
+            buffers.stream = torch.cuda.current_stream(buffers.stream.device)
+        super().__init__(batch, sampled, max_sampled, buffers, *scored)
+        self.wait()
 
 
 class HostInputPreparer(InputPreparer):

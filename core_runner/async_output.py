@@ -15,6 +15,39 @@ from model_states import InputBatch, SamplerOutput
 _Index = npt.NDArray[np.integer[Any]]
 
 
+class OutputBuffer:
+    """Pinned memory for the sampled ids of one step, and the events around their copy."""
+
+    def __init__(self, max_num_logits: int) -> None:
+        self.memory = {
+            "token_ids": torch.empty(max_num_logits, dtype=torch.int64, pin_memory=True),
+            "failed": torch.empty(max_num_logits, dtype=torch.bool, pin_memory=True),
+        }
+        self.sampled, self.copied = torch.cuda.Event(), torch.cuda.Event()
+
+
+class OutputBuffers:
+    """The stream that outputs are copied on, and the buffers that they are copied to.
+
+    An output holds its buffer until it is read, and a later step takes it over. Memory and events of a step's own cost
+    the host more calls of the CUDA API than the copies do: torch's allocator of pinned memory records an event for
+    each piece that is given up, and asks for each of these before it hands out another.
+    """
+
+    def __init__(self, device: torch.device, max_num_logits: int) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self._max_num_logits = max_num_logits
+        self._idle: list[OutputBuffer] = []
+
+    def take(self) -> OutputBuffer:
+        """A buffer that no output holds."""
+        return self._idle.pop() if self._idle else OutputBuffer(self._max_num_logits)
+
+    def give_back(self, buffer: OutputBuffer) -> None:
+        """Take in a buffer that has been read."""
+        self._idle.append(buffer)
+
+
 class AsyncOutput:
     """Tokens of one step; `get_output` waits for this step alone.
 
@@ -27,54 +60,81 @@ class AsyncOutput:
         batch: InputBatch,
         sampled: SamplerOutput,
         max_sampled: int,
-        copy_stream: torch.cuda.Stream | None,
+        buffers: OutputBuffers | None,
         scored: ScoredTokens | None = None,
     ) -> None:
-        """max_sampled: columns of the result, K + 1. Rows of `sampled` past the batch's logits are padding."""
+        """max_sampled: columns of the result, K + 1. Rows of `sampled` past the batch's logits are padding.
+        buffers: None without a GPU.
+        """
         self._scored = scored
-        self._num_reqs, self._max_sampled = batch.num_reqs, max_sampled
+        self._num_reqs, self._num_logits, self._max_sampled = batch.num_reqs, batch.num_logits, max_sampled
         self._cu_num_logits = batch.cu_num_logits_np
-        num_logits = batch.num_logits
-        self._once_each = max_sampled == 1 and num_logits == batch.num_reqs
-        tensors = {
-            "token_ids": sampled.token_ids[:num_logits],
-            "failed": sampled.failed[:num_logits],
+        self._once_each = max_sampled == 1 and batch.num_logits == batch.num_reqs
+        others = {
             "logprob_token_ids": sampled.logprob_token_ids,
             "logprob_values": sampled.logprob_values,
             "sampled_ranks": sampled.sampled_ranks,
         }
         if scored is not None:
-            tensors |= scored.tensors()
-        self._device = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        self.copied: torch.cuda.Event | None = None
-        if copy_stream is None:
+            others |= scored.tensors()
+        self._device = {name: tensor for name, tensor in others.items() if tensor is not None}
+        self._device |= {"token_ids": sampled.token_ids, "failed": sampled.failed}
+        self._output: ModelRunnerOutput | None = None
+        self._buffers = buffers
+        self._buffer: OutputBuffer | None = None
+        if buffers is None:
             # The sources may be buffers that the next step overwrites, and on a CPU `to` makes no copy.
             self._host = {name: tensor.clone() for name, tensor in self._device.items()}
-            return
-        copy_stream.wait_stream(torch.cuda.current_stream(copy_stream.device))
-        with torch.cuda.stream(copy_stream):
-            self._host = {name: tensor.to("cpu", non_blocking=True) for name, tensor in self._device.items()}
-            self.copied = torch.cuda.Event()
-            self.copied.record(copy_stream)
+        else:
+            self._buffer = buffers.take()
+            self._host = self._start_copy(buffers.stream, self._buffer)
+
+    def _start_copy(self, stream: torch.cuda.Stream, buffer: OutputBuffer) -> dict[str, torch.Tensor]:
+        buffer.sampled.record()
+        stream.wait_event(buffer.sampled)
+        with torch.cuda.stream(stream):
+            host = {
+                name: buffer.memory[name][: len(tensor)].copy_(tensor, non_blocking=True)
+                if name in buffer.memory
+                else tensor.to("cpu", non_blocking=True)
+                for name, tensor in self._device.items()
+            }
+            buffer.copied.record(stream)
+        return host
 
     def release(self) -> None:
         """Have the current stream wait until the copy is done, which it nearly always is."""
-        if self.copied is not None:
-            torch.cuda.current_stream().wait_event(self.copied)
+        if self._buffer is not None:
+            torch.cuda.current_stream().wait_event(self._buffer.copied)
+
+    def wait(self) -> None:
+        """Wait until everything is on the host."""
+        if self._buffer is not None:
+            self._buffer.copied.synchronize()
 
     def get_output(self) -> ModelRunnerOutput:
         """Wait for this step's tokens and lay them out by batch row."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        self._device.clear()
+        if self._output is None:
+            self.wait()
+            self._output = self._lay_out()
+            self._device.clear()
+            self._host.clear()
+            if self._buffers is not None and self._buffer is not None:
+                self._buffers.give_back(self._buffer)
+                self._buffer = None
+        return self._output
+
+    def _lay_out(self) -> ModelRunnerOutput:
+        """What is on the host, by batch row; ids and failures are copied, since their memory serves a later step."""
         host = {name: tensor.numpy() for name, tensor in self._host.items()}
         num_logits = np.diff(self._cu_num_logits)
         rows = np.repeat(np.arange(self._num_reqs), num_logits)
         columns = np.arange(len(rows)) - self._cu_num_logits[rows]
-        failed = host["failed"]
-        if not self._once_each:
+        if self._once_each:
+            failed = host["failed"][: self._num_logits].copy()
+        else:
             failed = np.zeros(self._num_reqs, np.bool_)
-            np.logical_or.at(failed, rows, host["failed"])
+            np.logical_or.at(failed, rows, host["failed"][: self._num_logits])
         logprobs = None
         if "logprob_values" in host:
             logprobs = Logprobs(
@@ -82,8 +142,9 @@ class AsyncOutput:
                 values=self._by_row(host["logprob_values"], rows, columns),
                 ranks=self._by_row(host["sampled_ranks"], rows, columns),
             )
+        token_ids = host["token_ids"][: self._num_logits].astype(np.int32)
         return ModelRunnerOutput(
-            sampled_token_ids=self._by_row(host["token_ids"].astype(np.int32), rows, columns),
+            sampled_token_ids=self._by_row(token_ids, rows, columns),
             num_sampled=num_logits,
             num_rejected=np.zeros(self._num_reqs, np.int32),  # nothing that is drafted is verified yet
             failed=failed,

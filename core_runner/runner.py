@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from core_runner.async_output import AsyncOutput
+from core_runner.async_output import AsyncOutput, OutputBuffers
 from core_runner.block_tables import BlockTables
 from core_runner.cache_sizes import choose_num_blocks
 from core_runner.config import RunnerConfig
@@ -98,7 +98,8 @@ class ModelRunner:
         self.launcher = StepLauncher(
             self.model_state, self.hooks, implementations, self.inputs, self.sampler, self.graphs
         )
-        self._copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        max_num_logits = config.max_num_reqs * (config.num_draft_tokens + 1)
+        self._outputs = OutputBuffers(self.device, max_num_logits) if self.device.type == "cuda" else None
         self._pending: _Pending | None = None
         self._last_output: AsyncOutput | None = None
         self.hooks.init_caches({g.name: g.allocate(2, self.device) for g in self.cache_groups})
@@ -166,7 +167,7 @@ class ModelRunner:
         self, batch: InputBatch, sampled: SamplerOutput, scored: ScoredTokens | None
     ) -> AsyncOutput:
         max_sampled = self.config.num_draft_tokens + 1
-        self._last_output = AsyncOutput(batch, sampled, max_sampled, self._copy_stream, scored)
+        self._last_output = AsyncOutput(batch, sampled, max_sampled, self._outputs, scored)
         return self._last_output
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
@@ -230,7 +231,7 @@ class ModelRunner:
     def _build_caches(self) -> tuple[list[int], Caches]:
         """Size the caches by what a full step leaves free, then allocate them."""
         config, groups = self.config, self.cache_groups
-        if self._copy_stream is None:
+        if self._outputs is None:
             free_bytes = config.cpu_cache_bytes
         else:
             total = torch.cuda.get_device_properties(self.device).total_memory
