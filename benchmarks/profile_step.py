@@ -5,10 +5,12 @@
 Columns: decode steps of so many requests, each with a prompt of 128 ids; *mixed*, steps from the middle of W3, in which
 some requests are prefilled while most decode; *prefill*, all of W4 (32,768 tokens). *Host* is the time that the
 calling thread spends in `Engine.step` outside of its waits for the device, and *wall* that between steps, both without
-a profiler; *eager* says how many of those steps were no replay of a graph. Device time
-is the sum of the durations that torch.profiler gives the device's operations, ours by the file that defines them
-(replays are taken apart into their kernels); kernels that overlap count whole, so it may exceed the wall time. *Calls*
-are those of the CUDA runtime and driver, replays included.
+a profiler, in the quietest of `--repeats` windows; *eager* says how many of its steps were no replay of a graph. Cores
+that are shared with others run at half of their speed for seconds: *slowest* is the host in the other extreme, and
+*loop* an empty loop of 100,000 turns in Python beside each. Device time is the sum of the durations that torch.profiler
+gives the device's operations, ours by the file that defines them (replays are taken apart into their kernels); kernels
+that overlap count whole, so it may exceed the wall time. *Calls* are those of the CUDA runtime and driver, replays
+included.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 
 from common import MAX_NUM_REQS, MODELS, Report, make_parser, open_llm, run_script, show_table
 from plots import stacked_bars
-from step_profile import CLASSES, device_profile, host_time, memory, start
+from step_profile import CLASSES, device_profile, host_time, memory, quietest, start
 from workloads import Job, Workload, workloads
 
 from core_runner import LLM
@@ -94,22 +96,27 @@ def measure(args: argparse.Namespace) -> Report:
     All is timed before anything is profiled: a profiler that has been in a process may slow its launches for good.
     """
     small = args.small
-    counts = args.requests or ([1, 4, 8] if small else [1, 64, 256, 1024])
+    counts = sorted(args.requests or ([1, 4, 8] if small else [1, 64, 256, 1024]))
+    few = [count for count in counts if count <= MAX_NUM_REQS[small]]
     num_steps, prompt_len = args.steps or (2 if small else 64), 8 if small else 128
     works = {name: work.jobs(MODELS[args.model]["vocab_size"]) for name, work in workloads(small).items()}
-    order = [*map(str, sorted(counts)), "mixed", "prefill"]
-    steps: dict[str, Found] = {name: {} for name in order}
+    windows: dict[str, list[Found]] = {name: [] for name in (*map(str, counts), "mixed", "prefill")}
     held: dict[str, float] = {}
-    for look in (timed, profiled):
+    for look, times in ((timed, args.repeats), (profiled, 1)):
         with open_llm(args.model, small) as llm:
-            for count in (count for count in counts if count <= MAX_NUM_REQS[small]):
-                steps[f"{count}"] |= look_at_decode(llm, look, args.model, count, prompt_len, num_steps)
-            steps["mixed"] |= look_at_mixed(llm, look, works["W3"], 2 if small else 120, num_steps)
-            steps["prefill"] |= look_at_prefill(llm, look, works["W4"])
+            for _ in range(times):
+                for count in few:
+                    found = look_at_decode(llm, look, args.model, count, prompt_len, num_steps)
+                    windows[f"{count}"].append(found)
+                windows["mixed"].append(look_at_mixed(llm, look, works["W3"], 2 if small else 120, num_steps))
+                windows["prefill"].append(look_at_prefill(llm, look, works["W4"]))
             held = memory(llm)
-        for count in (count for count in counts if count > MAX_NUM_REQS[small]):
+        for count in counts[len(few) :]:
             with open_llm(args.model, small, max_num_reqs=count, max_model_len=512) as llm:
-                steps[f"{count}"] |= look_at_decode(llm, look, args.model, count, prompt_len, num_steps)
+                for _ in range(times):
+                    found = look_at_decode(llm, look, args.model, count, prompt_len, num_steps)
+                    windows[f"{count}"].append(found)
+    steps = {name: profile | quietest(times) for name, (*times, profile) in windows.items()}
     return {"steps": steps, "memory_gib": held}
 
 
@@ -120,6 +127,9 @@ def show(report: Report) -> None:
         [label, *(found.get(key) for found in steps.values())]
         for label, key in (
             ("host ms", "host_ms"),
+            ("  loop ms", "loop_ms"),
+            ("host ms, slowest", "slowest_host_ms"),
+            ("  loop ms", "slowest_loop_ms"),
             ("wall ms", "wall_ms"),
             ("device ms", "device_ms"),
             ("eager", "eager_steps"),
@@ -153,7 +163,7 @@ def plot(report: Report, path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what was asked for."""
-    parser = make_parser(__file__, __doc__)
+    parser = make_parser(__file__, __doc__, repeats=5)
     parser.add_argument("--requests", type=int, nargs="+", metavar="N", help="default: 1 64 256 1024")
     parser.add_argument("--steps", type=int, metavar="N", help="steps that are timed (default: 64)")
     run_script(parser, argv, measure, show, plot)

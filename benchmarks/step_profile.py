@@ -99,13 +99,22 @@ class WaitMeter:
             torch.cuda.Event.synchronize = original  # type: ignore[method-assign]
 
 
+def loop_time() -> float:
+    """Milliseconds of 100,000 turns of a loop that does nothing: how fast the core runs Python at this moment."""
+    started = time.perf_counter()
+    for _ in range(100_000):
+        pass
+    return 1000 * (time.perf_counter() - started)
+
+
 def host_time(step: Callable[[], object], steps: int, wait: bool = False) -> dict[str, float]:
     """Milliseconds of a step: outside of the calling thread's waits for the device, and in all. No profiler runs.
 
     By the clock on the wall: a thread's CPU time comes in ticks of 10 ms on some virtual machines. Nothing is waited
     for, so the device stays one step behind from the first to the last, as in use; wait: begin with an idle device
-    and wait for its end.
+    and wait for its end. loop_ms: `loop_time` around it.
     """
+    loop = loop_time()
     if wait:
         synchronize()
     meter = WaitMeter()
@@ -117,7 +126,14 @@ def host_time(step: Callable[[], object], steps: int, wait: bool = False) -> dic
     if wait:
         synchronize()
     wall = time.perf_counter() - started
-    return {"host_ms": 1000 * host / steps, "wall_ms": 1000 * wall / steps}
+    loop_ms = (loop + loop_time()) / 2
+    return {"host_ms": 1000 * host / steps, "wall_ms": 1000 * wall / steps, "loop_ms": loop_ms}
+
+
+def quietest(windows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The window in which the host was fastest, with the slowest one's host and loop time beside it."""
+    best, worst = (choose(windows, key=lambda window: window["host_ms"]) for choose in (min, max))
+    return best | {"slowest_host_ms": worst["host_ms"], "slowest_loop_ms": worst["loop_ms"]}
 
 
 def device_profile(step: Callable[[], object], steps: int, top: int = 14) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from core_runner.prompt_logprobs import ScoredTokens
 from core_runner.scheduling.output import Logprobs, ModelRunnerOutput
 from model_states import InputBatch, SamplerOutput
 
-_Index = npt.NDArray[np.integer[Any]]
-
 
 class OutputBuffer:
     """Pinned memory for the sampled ids of one step, and the events around their copy."""
@@ -127,35 +125,31 @@ class AsyncOutput:
     def _lay_out(self) -> ModelRunnerOutput:
         """What is on the host, by batch row; ids and failures are copied, since their memory serves a later step."""
         host = {name: tensor.numpy() for name, tensor in self._host.items()}
-        num_logits = np.diff(self._cu_num_logits)
-        rows = np.repeat(np.arange(self._num_reqs), num_logits)
-        columns = np.arange(len(rows)) - self._cu_num_logits[rows]
-        if self._once_each:
-            failed = host["failed"][: self._num_logits].copy()
-        else:
-            failed = np.zeros(self._num_reqs, np.bool_)
-            np.logical_or.at(failed, rows, host["failed"][: self._num_logits])
+        token_ids = host["token_ids"][: self._num_logits].astype(np.int32)
+        failed = host["failed"][: self._num_logits].copy()
         logprobs = None
         if "logprob_values" in host:
             logprobs = Logprobs(
-                token_ids=self._by_row(host["logprob_token_ids"], rows, columns),
-                values=self._by_row(host["logprob_values"], rows, columns),
-                ranks=self._by_row(host["sampled_ranks"], rows, columns),
+                token_ids=self._by_row(host["logprob_token_ids"]),
+                values=self._by_row(host["logprob_values"]),
+                ranks=self._by_row(host["sampled_ranks"]),
             )
-        token_ids = host["token_ids"][: self._num_logits].astype(np.int32)
         return ModelRunnerOutput(
-            sampled_token_ids=self._by_row(token_ids, rows, columns),
-            num_sampled=num_logits,
+            sampled_token_ids=self._by_row(token_ids),
+            num_sampled=np.diff(self._cu_num_logits),
             num_rejected=np.zeros(self._num_reqs, np.int32),  # nothing that is drafted is verified yet
-            failed=failed,
+            failed=failed if self._once_each else self._by_row(failed).max(axis=1),
             logprobs=logprobs,
             prompt_logprobs={} if self._scored is None else self._scored.by_row(host),
         )
 
-    def _by_row(self, flat: npt.NDArray[Any], rows: _Index, columns: _Index) -> npt.NDArray[Any]:
+    def _by_row(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """[num_logits, ...] to [num_reqs, K + 1, ...]; cells that were not sampled are 0."""
         if self._once_each:
             return flat[:, None]
+        num_logits = np.diff(self._cu_num_logits)
+        rows = np.repeat(np.arange(self._num_reqs), num_logits)
+        columns = np.arange(len(rows)) - self._cu_num_logits[rows]
         out = np.zeros((self._num_reqs, self._max_sampled, *flat.shape[1:]), flat.dtype)
         out[rows, columns] = flat
         return out

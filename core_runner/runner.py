@@ -132,7 +132,8 @@ class ModelRunner:
         batch = self.launcher.begin(scheduler_output, shape)
         self.hooks.run_encoder(batch)
         samples = bitmask is None and batch.num_logits > 0 and not self.prompt_scorer.has_wishes
-        self._pending = _Pending(batch, *self.launcher.run(batch, shape, samples=samples), bitmask)
+        results = self.launcher.run(batch, shape, samples=samples, repeats=scheduler_output.is_repeat)
+        self._pending = _Pending(batch, *results, bitmask)
 
     @torch.inference_mode()
     def sample_tokens(self) -> AsyncOutput | None:

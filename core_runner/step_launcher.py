@@ -37,6 +37,7 @@ class StepLauncher:
         self._inputs, self._sampler, self._graphs = inputs, sampler, graphs
         self._graph_sampler = sampler if isinstance(sampler, GraphSampler) else None
         self._records_hooks = all(map(may_record_step, implementations))
+        self._last_variant: str | None = None
         self._max_model_len = model_state.config.max_model_len
         self._num_rejected = torch.zeros(
             inputs.max_num_reqs, dtype=torch.int32, device=model_state.config.device
@@ -52,14 +53,17 @@ class StepLauncher:
         return batch
 
     def run(
-        self, batch: InputBatch, shape: StepShape | None, *, samples: bool
+        self, batch: InputBatch, shape: StepShape | None, *, samples: bool, repeats: bool = False
     ) -> tuple[torch.Tensor, SamplerOutput | None]:
         """Hidden states of the step, and what it sampled, where one graph could hold all of it.
 
         samples: whether the graph may sample, as nothing has to happen between forward and sampling. Where it has
-        not, `sample` and `post_update` are still to be called.
+        not, `sample` and `post_update` are still to be called. repeats: the rows are those of the last run.
         """
-        variant = self._variant(batch) if samples and shape is not None else None
+        variant = None
+        if samples and shape is not None:
+            variant = (self._last_variant if repeats else None) or self._variant(batch)
+        self._last_variant = variant
         if shape is None or variant is None or self._graphs.is_refused("step", shape, variant):
             return self._forward(batch, shape), None
         batch.sampling_variant = variant

@@ -13,6 +13,8 @@ from core_runner.scheduling.output import BlockUpdate, IntArray
 from core_runner.scheduling.prefix_cache import GroupSpec, PrefixCache, PrefixHit
 
 _ENDLESS = 2**31 - 1
+# Of each slot, while the pools are roomy: a step that hands blocks out takes the host twice as long.
+_BLOCKS_AHEAD = 4
 
 
 class CacheManager:
@@ -39,7 +41,7 @@ class CacheManager:
         self.has_windows = any(group.spec.sliding_window is not None for group in self.groups)
         # Tokens that the blocks of a slot cover in every group, [R].
         self._num_covered_np = np.zeros(max_num_reqs, np.int32)
-        self._ahead = max((group.spec.block_size for group in self.groups), default=0)
+        self._ahead = _BLOCKS_AHEAD * max((group.spec.block_size for group in self.groups), default=0)
         # A model without cache groups (pure recurrent state) has nothing to hit.
         self.enable_prefix_caching = enable_prefix_caching and bool(self.groups)
         self._share_prompts = share_prompts and bool(self.groups)
@@ -131,7 +133,7 @@ class CacheManager:
         return self._grow(slots, num_tokens, roomy=False)
 
     def grow_ahead(self, slots: IntArray, num_tokens: IntArray, limits: IntArray) -> bool:
-        """`grow`, and where a quarter of every pool stays free by one block more for each slot, up to `limits[i]`
+        """`grow`, and where a quarter of every pool stays free by some blocks more for each slot, up to `limits[i]`
         tokens: then the rows of many steps need none.
         """
         if (num_tokens <= self._num_covered_np[slots]).all():

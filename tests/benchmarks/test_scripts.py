@@ -123,7 +123,7 @@ def test_arrivals_are_poisson_and_always_the_same() -> None:
 
 
 def test_profile_step(run_small) -> None:
-    report = run_small(profile_step, "--requests", "1", "9", "3", "--steps", "2")
+    report = run_small(profile_step, "--requests", "1", "9", "3", "--steps", "2", "--repeats", "2")
     assert list(report["steps"]) == ["1", "3", "9", "mixed", "prefill"]
     for found in report["steps"].values():
         assert found["wall_ms"] > 0
@@ -131,6 +131,7 @@ def test_profile_step(run_small) -> None:
         assert found["cuda_calls"] == pytest.approx(sum(found["calls"].values()))
         assert list(found["classes_ms"]) == list(CLASSES)
         assert 0 < found["host_ms"] <= found["wall_ms"]
+        assert found["host_ms"] <= found["slowest_host_ms"]
         assert found.get("eager_steps", 2) == 2  # a CPU records nothing
     assert report["memory_gib"]["weights"] > 0
     assert report["memory_gib"]["caches"] > 0

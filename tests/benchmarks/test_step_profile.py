@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from step_profile import class_of, kernel_files
+from step_profile import class_of, kernel_files, quietest
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,11 @@ def test_kernels_are_found_by_their_files() -> None:
     assert files["_post_update_kernel"] == "core_runner/kernels/post_update.py"
     assert files["_paged_attention_prefill_kernel"] == "model_states/kernels/paged_attention_prefill.py"
     assert {class_of(name) for name, file in files.items() if "/sampling/" in file} == {"sampler"}
+
+
+def test_the_quietest_window_counts_and_the_slowest_is_beside_it() -> None:
+    hosts = [0.9, 0.4, 1.1]
+    windows = [{"host_ms": host, "wall_ms": 3.0 + host, "loop_ms": 4 * host} for host in hosts]
+    assert quietest(windows) == {
+        "host_ms": 0.4, "wall_ms": 3.4, "loop_ms": 1.6, "slowest_host_ms": 1.1, "slowest_loop_ms": 4.4
+    }  # fmt: skip
