@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from linear.states import component_of
 from linear.tiny import save_tiny
 from model_states_linear.mixers import MIXERS
 from support.drained import Drained
+from support.recurrent_exact import TinyRecurrent, check_long_prompts
 from support.reference import assert_wholly_exact
 from support.tiny_recurrent import recomputed_reference
 
@@ -46,6 +48,12 @@ def test_layers_as_they_are_give_the_same(name: str, tiny, drained: Drained) -> 
     model = tiny(name)
     llm = _llm(drained, model.directory, fused_layers=False)
     assert_wholly_exact(llm.generate(PROMPT, GREEDY)[0].outputs[0], model.reference(PROMPT, 4), name)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_prompts_longer_than_a_step(name: str, tmp_path: Path, drained: Drained) -> None:
+    save = partial(save_tiny, max_position_embeddings=4096)
+    check_long_prompts(TinyRecurrent(name, tmp_path, save), drained, "cpu")
 
 
 def test_a_state_moves_to_another_engine(tiny, drained: Drained, tmp_path: Path) -> None:

@@ -1,17 +1,13 @@
-"""The embedded hybrid: what its card says it answers, and recall across chunks, blocks, prefix hits and preemptions.
-
-`reference` in heldout.json is what transformers made of each example alone, in fp32 on a CPU.
-"""
+"""The embedded hybrid: what its card says it answers, and recall across chunks, blocks, prefix hits and preemptions."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from mamba.recall import DISTANT, EXAMPLES, FOLDER, MODEL, SIZES, answers, as_prompt, check_answers
 from mamba.states import pools
 from support.drained import Drained, drained_llms
 from support.phases import at_phases, pushing_out
@@ -19,13 +15,6 @@ from support.reference import assert_exact
 from support.tiny_recurrent import recomputed_reference
 
 from core_runner import LLM, SamplingParams
-from model_states import PluginManager
-
-MODEL = "embedded:mamba"
-FOLDER = Path(PluginManager().locate(MODEL))
-EXAMPLES = json.loads((FOLDER / "heldout.json").read_text())
-DISTANT = [row for row in EXAMPLES if "distance" in row]
-SIZES = {"device": "cpu", "dtype": "float32", "max_model_len": 2048, "max_num_reqs": 4}
 
 
 @pytest.fixture(scope="module")
@@ -41,35 +30,8 @@ def theirs() -> Any:
     return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
 
 
-def _prompt(llm: LLM, example: dict[str, Any]) -> Any:
-    if not example["chat"]:
-        return example["prompt"]
-    return llm.render_chat([{"role": "user", "content": example["prompt"]}])[0]
-
-
-def _answers(llm: LLM, examples: list[dict[str, Any]]) -> list[Any]:
-    """Outputs; a text's answer ends with its line and a chat's with the turn, and six tokens late at the latest."""
-    assert llm.tokenizer is not None
-    params = [
-        SamplingParams(
-            temperature=0.0,
-            max_tokens=len(llm.tokenizer.encode_prompt(e["answer"])) + 6,
-            stop=() if e["chat"] else "\n",
-        )
-        for e in examples
-    ]
-    return llm.generate([_prompt(llm, e) for e in examples], params)
-
-
-def _check(llm: LLM, examples: list[dict[str, Any]]) -> list[Any]:
-    outputs = _answers(llm, examples)
-    for example, output in zip(examples, outputs, strict=True):
-        assert output.outputs[0].text.strip() == example["reference"], example["prompt"][-60:]
-    return outputs
-
-
 def test_it_says_what_its_card_says(llm: LLM) -> None:
-    said = [output.outputs[0].text.strip() for output in _answers(llm, EXAMPLES)]
+    said = [output.outputs[0].text.strip() for output in answers(llm, EXAMPLES)]
     different = [(e["prompt"][-60:], s) for e, s in zip(EXAMPLES, said, strict=True) if s != e["reference"]]
     # A tie may break the other way on another machine's sums.
     assert len(different) <= 1, f"{different}"
@@ -87,7 +49,7 @@ def test_logprobs_are_transformers_own(llm: LLM, theirs: Any, distance: int) -> 
     """Against full recomputation, which has no cached path to be wrong in."""
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=1)
     for example in (row for row in DISTANT if row["distance"] == distance):
-        (output,) = llm.generate(_prompt(llm, example), params)
+        (output,) = llm.generate(as_prompt(llm, example), params)
         want = recomputed_reference(theirs, output.prompt_token_ids, 3)
         assert assert_exact(output.outputs[0], want, f"{distance} tokens") == 0
 
@@ -104,7 +66,9 @@ def test_recall_crosses_chunk_and_block_borders(
         block_size=block_size,
         model_options={"state_block_size": state_block_size},
     )
-    _check(llm, [row for row in DISTANT if row["distance"] in (512, 1024, 1500)][: 6 if budget > 64 else 2])
+    check_answers(
+        llm, [row for row in DISTANT if row["distance"] in (512, 1024, 1500)][: 6 if budget > 64 else 2]
+    )
 
 
 def _values(example: dict[str, Any]) -> dict[str, str]:
@@ -121,9 +85,9 @@ def test_a_second_question_hits_the_first_ones_prefix(drained: Drained) -> None:
     text, name = example["prompt"].removesuffix(" ->").rsplit("recall ", 1)
     other = [key for key in _values(example) if key != name][-1]
     question = {"chat": False, "prompt": f"{text}recall {other} ->", "answer": "one hundred"}
-    cold = _answers(drained(MODEL, **SIZES), [question])[0]
+    cold = answers(drained(MODEL, **SIZES), [question])[0]
     llm = drained(MODEL, **SIZES, model_options={"state_block_size": 128})
-    first, second, again = (_answers(llm, [e])[0] for e in (example, question, example))
+    first, second, again = (answers(llm, [e])[0] for e in (example, question, example))
     assert first.num_cached_tokens == 0
     for output in (second, again):
         length = len(output.prompt_token_ids)
@@ -137,7 +101,7 @@ def test_preempted_requests_recall_what_they_read(drained: Drained) -> None:
     llm = drained(MODEL, **SIZES, max_num_batched_tokens=256, model_options={"state_block_size": 64})
     examples = [row for row in DISTANT if row["distance"] in (256, 512)]
     with pushing_out(llm.engine, 6) as pushed_out:
-        _check(llm, examples)
+        check_answers(llm, examples)
     assert len(pushed_out) >= 2
 
 
@@ -154,6 +118,6 @@ def test_without_its_state_it_does_not_recall(drained: Drained) -> None:
                 pool.zero_()
 
     with at_phases(llm.engine, forget):
-        outputs = _answers(llm, examples)
+        outputs = answers(llm, examples)
     said = [output.outputs[0].text.strip() for output in outputs]
     assert sum(s == row["answer"] for s, row in zip(said, examples, strict=True)) <= len(examples) // 2

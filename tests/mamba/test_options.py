@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from mamba.states import component_of, pools
 from support.drained import Drained
+from support.recurrent_exact import TinyRecurrent, check_long_prompts
 from support.reference import assert_wholly_exact
 from support.tiny_recurrent import recomputed_reference, save_tiny
 
@@ -83,6 +85,12 @@ def test_prompts_of_thousands_of_tokens(tmp_path: Path, drained: Drained) -> Non
         assert_wholly_exact(
             output.outputs[0], recomputed_reference(model, prompt, 4), f"{len(prompt)} tokens"
         )
+
+
+@pytest.mark.parametrize("name", ["mamba2", "jamba"])
+def test_prompts_longer_than_a_step(name: str, tmp_path: Path, drained: Drained) -> None:
+    save = partial(save_tiny, max_position_embeddings=4096)
+    check_long_prompts(TinyRecurrent(name, tmp_path, save), drained, "cpu")
 
 
 def test_an_attention_backend_that_nothing_uses_is_told(

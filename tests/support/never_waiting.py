@@ -9,8 +9,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from support.drained import Drained
+from support.recurrent_exact import TinyRecurrent
+from support.whole_steps import ways_since
 
-from core_runner import ModelRunner
+from core_runner import ModelRunner, SamplingParams
 
 
 @dataclass
@@ -50,3 +53,20 @@ def strict(function: Callable[..., Any]) -> Callable[..., Any]:
             torch.cuda.set_sync_debug_mode("default")
 
     return call
+
+
+def check_never_waits(model: TinyRecurrent, logprobs: int | None, drained: Drained) -> None:
+    """Steps of a model with recurrent state, prefills and decodes mixed, once their kernels are there."""
+    options = {"max_num_reqs": 8, "max_model_len": 128, "max_num_batched_tokens": 40, "poison": False}
+    llm = drained(model.directory, device="cuda", model_options={"state_block_size": 16}, **options)
+    prompts = [[5 + n % 7] * n for n in range(1, 64, 3)]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=logprobs)
+    for _ in range(3):  # loading and recording kernels synchronises
+        llm.generate(prompts, params)
+    before = llm.stats().step_ways
+    with never_waiting(llm.engine.runner) as counted:
+        outputs = llm.generate(prompts, params)
+    assert all(len(output.outputs[0].token_ids) == 24 for output in outputs)
+    ways = ways_since(llm, before)
+    assert counted.steps == sum(ways.values()) > 60
+    assert ways["step graph" if logprobs is None else "forward graph"] > 50, ways

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.drained import Drained
 from support.reference import Reference, assert_exact
-from support.tiny_recurrent import recomputed_reference
+from support.tiny_recurrent import recomputed_reference, retraced_reference
 from support.whole_steps import check_whole_steps
 
 from core_runner import LLM, SamplingParams
@@ -89,3 +89,32 @@ def check_on_gpu(
     # Log-probabilities are computed behind a graph of the forward; without them a graph holds all of a step.
     assert llm.stats().step_ways["forward graph"] > 0
     check_whole_steps(llm, prompts, references, name)
+
+
+def check_long_prompts(model: TinyRecurrent, drained: Drained, device: str) -> None:
+    """Prompts one token longer than a step's budget, among short ones: cold, and with a prefix hit on the long ones.
+
+    model: takes positions up to 2,200.
+    """
+    budget, max_tokens = 2048, 4
+    draw = random.Random(13)
+    prompts = [[draw.randrange(3, 211) for _ in range(n)] for n in (budget + 1, 3, 40, budget + 1, 9)]
+    llm = drained(
+        model.directory,
+        device=device,
+        dtype="float32",
+        block_size=16,
+        max_num_reqs=4,
+        max_model_len=2200,
+        max_num_batched_tokens=budget,
+        num_blocks=500,
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=1)
+    for hit in (0, budget):
+        outputs, skipped = llm.generate(prompts, params), 0
+        for prompt, output in zip(prompts, outputs, strict=True):
+            (got,) = output.outputs
+            want = retraced_reference(model.model, prompt, got.token_ids)
+            skipped += assert_exact(got, want, f"{model.name}, {len(prompt)} tokens")
+            assert output.num_cached_tokens == (hit if len(prompt) > budget else 0)
+        assert skipped <= max_tokens, f"{skipped} positions had too small a margin to compare"
