@@ -6,6 +6,7 @@ import random
 
 import pytest
 from linear.states import pools, watch_rows
+from mamba.padded_steps import check_padding_rows_touch_nobody, make_runner
 from support.drained import Drained
 from support.reference import assert_wholly_exact
 from support.replays import replayed_steps
@@ -18,8 +19,18 @@ PROMPTS = [[_draw.randrange(3, 211) for _ in range(_draw.randrange(1, 20))] for 
 PARAMS = [SamplingParams(temperature=0.0, max_tokens=4 + 3 * i, ignore_eos=True) for i in range(len(PROMPTS))]
 
 
+@pytest.mark.parametrize("num_rows", [3, 5, 6, 7])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "olmo_hybrid"])
+def test_padding_rows_touch_nobody(name: str, num_rows: int, tiny) -> None:
+    """Field report C-02."""
+    model = tiny(name)
+    with replayed_steps():
+        runner = make_runner(model, device="cpu")
+    check_padding_rows_touch_nobody(runner, model, num_rows)
+
+
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "olmo_hybrid"])
-def test_padding_rows_touch_nobody(name: str, tiny, drained: Drained) -> None:
+def test_steps_of_every_number_of_rows(name: str, tiny, drained: Drained) -> None:
     model = tiny(name)
     with replayed_steps():
         llm = drained(

@@ -13,12 +13,23 @@ from support.recurrent_hits import (
     check_evictions,
     check_preempted,
     check_remainders,
+    check_tails,
+    hits_llm,
 )
+from support.replays import replayed_steps
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "olmo_hybrid"])
 def test_shared_prefixes_of_every_remainder(name: str, tiny, drained: Drained) -> None:
     check_remainders(tiny(name), drained, [(1, 0), (1, 1), (2, 7), (3, 15)])
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_tails_that_look_like_decode_steps(name: str, tiny, drained: Drained) -> None:
+    """Field report C-03."""
+    with replayed_steps():
+        llm = hits_llm(drained, tiny(name), num_blocks=120, max_num_batched_tokens=16)
+    check_tails(tiny(name), llm)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
