@@ -8,8 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from support.reference import MARGIN
+
 from core_runner import LLM, SamplingParams
 from core_runner.request import Request
+from core_runner.sampling.kernels.noise import TARGET, gumbel_torch
 
 Work = Sequence[tuple[list[int], SamplingParams]]
 
@@ -29,6 +33,30 @@ def make_work(num_requests: int, vocab_size: int, seed: int = 7) -> Work:
     return work
 
 
+def assert_near_tie(llm: LLM, work: Work, want: Sequence[list[int]], number: int, tokens: list[int]) -> None:
+    """Where a request's tokens first differ from the wanted ones, neither is worse than the best by the margin.
+
+    The request is served alone up to there, without prefix hits. What follows is not compared, as in `assert_exact`.
+    """
+    (prompt, params), expected = work[number], want[number]
+    pairs = enumerate(zip(tokens, expected, strict=False))
+    position = next((place for place, (one, other) in pairs if one != other), None)
+    assert position is not None, f"request {number}: {len(tokens)} tokens, not {len(expected)}"
+    lead = [*prompt, *expected[:position]]
+    vocab_size = llm.engine.runner.model_state.vocab_size
+    alone = SamplingParams(temperature=0.0, max_tokens=1, logprobs=vocab_size, cache_salt="alone")
+    (row,) = llm.generate(lead, alone)[0].outputs[0].logprobs
+    # A sampled request takes the best of these sums; of a greedy one they are the log-probabilities.
+    noise = gumbel_torch(torch.tensor([params.seed]), torch.tensor([len(lead)]), TARGET, vocab_size)[
+        0
+    ].tolist()
+    scores = {token: entry.logprob + params.temperature * noise[token] for token, entry in row.items()}
+    below = {token: max(scores.values()) - scores[token] for token in (tokens[position], expected[position])}
+    assert max(below.values()) < MARGIN, (
+        f"request {number}: token {position} is {tokens[position]}, not {expected[position]} (below the best: {below})"
+    )
+
+
 def quiet(llm: LLM, work: Work) -> list[list[int]]:
     """Output ids of each request when nobody disturbs them."""
     outputs = llm.generate([prompt for prompt, _ in work], [params for _, params in work])
@@ -40,7 +68,8 @@ class Load:
 
     def __init__(self, llm: LLM, work: Work, want: Sequence[list[int]]) -> None:
         self.engine, self.work, self.want = llm.engine, work, want
-        self.num_aborted = self.num_different = self.most_running = 0
+        self.num_aborted = self.most_running = 0
+        self.different: list[tuple[int, list[int]]] = []  # requests by number, and what they got
         self._open: dict[str, tuple[int, Request]] = {}
 
     def run(self, seed: int, abort: float = 0.5) -> None:
@@ -68,13 +97,17 @@ class Load:
     def _abort(self, req_id: str) -> None:
         assert self.engine.abort(req_id)
         number, request = self._open.pop(req_id)
-        tokens = request.output_token_ids
-        self.num_different += tokens != self.want[number][: len(tokens)]
+        self._compare(number, request, len(request.output_token_ids))
         self.num_aborted += 1
 
     def _take(self, request: Request) -> None:
         number, _ = self._open.pop(request.req_id)
-        self.num_different += request.output_token_ids != self.want[number]
+        self._compare(number, request, None)
+
+    def _compare(self, number: int, request: Request, length: int | None) -> None:
+        """length: of what is wanted, None for all of it."""
+        if request.output_token_ids != self.want[number][:length]:
+            self.different.append((number, list(request.output_token_ids)))
 
 
 def memory_after(run: Callable[[], Any]) -> int:
