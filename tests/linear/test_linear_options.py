@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from linear.states import component_of
 from linear.tiny import save_tiny
 from model_states_linear.mixers import MIXERS
 from support.drained import Drained
-from support.recurrent_exact import TinyRecurrent, check_long_prompts
+from support.recurrent_exact import TinyRecurrent, check_long_prompts, check_state_dtype
 from support.reference import assert_wholly_exact
 from support.tiny_recurrent import recomputed_reference
 
@@ -29,18 +27,11 @@ def _llm(drained: Drained, directory: str, **options) -> LLM:
     return drained(directory, device="cpu", **{**sizes, **options})
 
 
-@pytest.mark.parametrize(("dtype", "state"), [("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_states_in_another_dtype_than_the_weights(dtype: str, state: str, tiny, drained: Drained) -> None:
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_states_in_another_dtype_than_the_weights(name: str, tiny, drained: Drained) -> None:
     """As near to transformers in the dtype of the weights as a few roundings leave it."""
-    model = copy.deepcopy(tiny("qwen3_5").model).to(getattr(torch, dtype))
-    want = recomputed_reference(model, PROMPT, 1).logprobs[0]
-    options = {"max_num_batched_tokens": 8, "model_options": {"state_dtype": state}}
-    llm = _llm(drained, tiny("qwen3_5").directory, dtype=dtype, **options)
-    kinds = {key: pool.dtype for key, pool in component_of(llm.engine.runner).layers[0].tensors.items()}
-    assert kinds == {"conv": getattr(torch, dtype), "delta": getattr(torch, state)}
-    (output,) = llm.generate([PROMPT], GREEDY)
-    token, entries = output.outputs[0].token_ids[0], output.outputs[0].logprobs[0]
-    assert abs(entries[token].logprob - float(want[token])) < 0.2
+    check_state_dtype(tiny(name), drained, torch.bfloat16, ("delta", torch.float32), 0.25)
+    check_state_dtype(tiny(name), drained, torch.float32, ("delta", torch.bfloat16), 0.06)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "olmo_hybrid"])

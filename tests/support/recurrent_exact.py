@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from support.drained import Drained
-from support.reference import Reference, assert_exact
+from support.reference import LOGPROB_TOLERANCE, Reference, assert_exact
 from support.tiny_recurrent import recomputed_reference, retraced_reference
 from support.whole_steps import check_whole_steps
 
 from core_runner import LLM, SamplingParams
+from model_states.components import RecurrentState
 
 LENGTHS = (1, 2, 3, 4, 5, 16, 63, 64, 65)
 BUDGETS = (1, 2, 3, 4, 7, 64)
@@ -63,6 +66,46 @@ def check_fused_and_plain(model: TinyRecurrent, whole: bool, drained: Drained) -
         )
         assert (llm.engine.runner.model_state.model.fused is not None) == (fused and whole)
         check_exact(model, llm, prompts)
+
+
+def check_state_dtype(
+    model: TinyRecurrent,
+    drained: Drained,
+    dtype: torch.dtype,
+    state: tuple[str, torch.dtype],
+    tolerance: float,
+) -> None:
+    """States in a dtype other than the weights', read back after every chunk of 8 tokens and every decoded one.
+
+    state: name of the scan's pools, and their dtype. tolerance: of log-probabilities against transformers in `dtype`.
+    """
+    name, state_dtype = state
+    llm = make_llm(
+        drained,
+        model,
+        8,
+        dtype=str(dtype).removeprefix("torch."),
+        model_options={"state_dtype": str(state_dtype).removeprefix("torch."), "state_block_size": 16},
+    )
+    [states] = [c for c in llm.engine.runner.model_state.components if isinstance(c, RecurrentState)]
+    pools = states.layers[0].tensors
+    assert {key: pool.dtype for key, pool in pools.items()} == {"conv": dtype, name: state_dtype}
+    prompt = PROMPTS[-2][:40]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
+    (got,) = llm.generate([prompt], params)[0].outputs
+    want = retraced_reference(copy.deepcopy(model.model).to(dtype), prompt, got.token_ids)
+    error = max(
+        abs(entries[token].logprob - float(row[token]))
+        for token, entries, row in zip(got.token_ids, got.logprobs, want.logprobs, strict=True)
+    )
+    assert error < tolerance
+    if dtype == torch.float32:
+        assert error > LOGPROB_TOLERANCE, "the rounding of a stored state does not show: it was not read"
+    else:
+        pool = pools[name]
+        assert not torch.equal(pool, pool.to(dtype).to(state_dtype)), (
+            "states are rounded to the weights' dtype"
+        )
 
 
 def check_on_gpu(
