@@ -2,7 +2,8 @@
 
 from model_states.components.paged_attention import AttentionLayer, PagedAttention
 from model_states.components.recurrent_state import RecurrentLayer, RecurrentState
-from model_states.components.saved_state import SavedState, StateKeeper
+from model_states.components.saved_state import SavedState, StateKeeper, StatePart
+from model_states.components.state_transfer import StateTransfer
 
 __all__ = [
     "AttentionLayer",
@@ -11,4 +12,6 @@ __all__ = [
     "RecurrentState",
     "SavedState",
     "StateKeeper",
+    "StatePart",
+    "StateTransfer",
 ]

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from model_states.attention import AttentionBackend, AttentionMetadata, AttentionSpec, select_backend
 from model_states.batch import InputBatch
 from model_states.cache import CacheGroup, Caches, CacheTensor
+from model_states.components.saved_state import SavedRows, StatePart
 from model_states.config import ModelConfig
 from model_states.hookspecs import hookimpl
-from model_states.interface import Component
 
 
 @dataclass(slots=True)
 class _GroupState:
-    """What the layers of one group share: this step's metadata, renewed in `prepare_attn`."""
+    """What the layers of one group share: this step's metadata, renewed in `prepare_attn`.
+
+    entries: "layer.tensor" -> its cache as one row for each token, [num_blocks * block_size, ...].
+    """
 
     group: CacheGroup
     index: int = 0  # of the group's tensors in `InputBatch.block_tables`
     metadata: AttentionMetadata | None = None
+    entries: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def saved_rows(self, num_tokens: int) -> SavedRows:
+        """The entries of these tokens that a next one can see."""
+        window = self.group.sliding_window
+        first = 0 if window is None else max(0, num_tokens - window + 1)
+        return SavedRows(self.index, range(first, num_tokens), self.group.block_size, self.entries)
 
 
 class AttentionLayer:
@@ -69,7 +79,7 @@ class AttentionLayer:
         return metadata
 
 
-class PagedAttention(Component):
+class PagedAttention(StatePart):
     """Self-attention state of a decoder, for any mix of windows and head layouts.
 
     Layers with the same window, kv heads and head sizes share a cache group. A window that is no shorter than
@@ -114,6 +124,11 @@ class PagedAttention(Component):
         order = list(caches)
         for name, state in self._groups.items():
             state.index = order.index(name)
+            state.entries = {
+                f"{layer}.{tensor}": cache.flatten(0, 1)
+                for layer, tensors in caches[name].items()
+                for tensor, cache in tensors.items()
+            }
         for layer in self.layers:
             tensors = caches[layer._state.group.name][layer.name]
             layer.key_cache = tensors["key"]
@@ -122,6 +137,10 @@ class PagedAttention(Component):
                 if layer.spec.value_from_key
                 else tensors["value"]
             )
+
+    def saved_rows(self, num_tokens: int) -> list[SavedRows]:
+        """Keys and values of a request that has computed so many tokens."""
+        return [state.saved_rows(num_tokens) for state in self._groups.values()]
 
     @hookimpl
     def prepare_attn(self, batch: InputBatch) -> None:

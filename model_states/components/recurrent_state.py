@@ -33,13 +33,12 @@ from typing import Final
 
 import torch
 
-from model_states.batch import InputBatch, RemoveReason, RequestInputs, RequestView
+from model_states.batch import InputBatch
 from model_states.cache import CacheGroup, Caches, CacheTensor
-from model_states.components.saved_state import SavedState, StateKeeper
+from model_states.components.saved_state import SavedRows, StatePart
 from model_states.config import ModelConfig
 from model_states.errors import UnsupportedModelError
 from model_states.hookspecs import hookimpl
-from model_states.interface import Component
 from model_states.kernels.copy_rows import copy_rows
 from model_states.kernels.state_rows import state_rows
 from model_states.recurrent_step import CHUNK_SIZE, RecurrentStep
@@ -72,41 +71,35 @@ class RecurrentLayer:
         return step
 
 
-class RecurrentState(Component):
+class RecurrentState(StatePart):
     """Recurrent state of some layers, in pools of one cache group.
 
-    layers: index -> `RecurrentLayer`, in the order of the declaration. group: the cache group. can_restore: the
-    state is all that the model keeps, so that requests may bring it and leave it (`components.saved_state`).
+    layers: index -> `RecurrentLayer`, in the order of the declaration. group: the cache group.
     """
 
     records_step = True
-    input_names = frozenset({"recurrent_state", "keep_state"})
 
     def __init__(
         self,
         config: ModelConfig,
         layers: Sequence[Mapping[str, CacheTensor]],
         prefix: str = "recurrent",
-        can_restore: bool = False,
+        is_alone: bool = False,
     ) -> None:
-        """layers[i]: tensor name -> shape and dtype of one request's state in layer i.
+        """layers[i]: tensor name -> shape and dtype of one request's state in layer i. is_alone: the model has no
+        attention.
 
         Raises `UnsupportedModelError` for a "state_block_size" that scans could not end at, or an unknown
         "state_dtype".
         """
         state_dtype(config)  # also where no layer has a state that it applies to
-        if can_restore and config.attention_backend is not None:
+        if is_alone and config.attention_backend is not None:
             logger.warning(
                 "attention_backend=%r: the model has no attention to use it", config.attention_backend
             )
         self.block_size = _block_size(config)
         self.layers = [RecurrentLayer(f"{prefix}.{index}", self) for index in range(len(layers))]
         self.step: RecurrentStep | None = None
-        self.can_restore = can_restore
-        self._arrived: dict[int, SavedState] = {}  # by slot, until the next step
-        self._keepers: dict[int, StateKeeper] = {}
-        self._num_tokens: dict[int, int] = {}  # of the slots with a keeper
-        self._slot_table = torch.empty(0)
         self._num_drafts = config.num_draft_tokens
         self.group = CacheGroup(
             prefix,
@@ -135,90 +128,11 @@ class RecurrentState(Component):
         num_rows = len(next(iter(self.layers[0].tensors.values())))
         self._first_scratch = num_rows - self.group.num_scratch_blocks
 
-    @hookimpl
-    def input_keys(self, request: RequestInputs) -> Mapping[str, bytes]:
-        """Refuse states that do not fit; requests with a state or a keeper share no blocks."""
-        inputs = request.model_inputs
-        state, keeper = inputs.get("recurrent_state"), inputs.get("keep_state")
-        if (state is not None or keeper is not None) and not self.can_restore:
-            raise ValueError(
-                "its state alone cannot be kept or restored: attention layers need keys and values too"
-            )
-        if keeper is not None and not isinstance(keeper, StateKeeper):
-            raise ValueError(f"keep_state={keeper!r} must be a StateKeeper")
-        if state is not None:
-            self._check_saved(state, request.prompt_len)
-        return {}
-
-    def _check_saved(self, state: object, prompt_len: int) -> None:
-        if not isinstance(state, SavedState):
-            raise ValueError(f"recurrent_state={state!r} must be a SavedState")
-        if not 0 < state.num_restored_tokens < prompt_len:
-            raise ValueError(
-                f"its state covers {state.num_restored_tokens} tokens of a prompt of {prompt_len}; give one token more"
-            )
-        for name, tensor in state.tensors.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_meta:
-                raise ValueError(
-                    f"its state {name} must be a dense tensor with data, as `StateKeeper.take` gives it"
-                )
-            if not tensor.is_floating_point():
-                raise ValueError(f"its state {name} is of {tensor.dtype}; give floating-point numbers")
-        got = {name: tuple(tensor.shape) for name, tensor in state.tensors.items()}
-        want = {name: tuple(pool.shape[1:]) for name, pool in self._pools().items()}
-        if got != want:
-            name = sorted(got.items() ^ want.items())[0][0]
-            raise ValueError(
-                f"its state is another model's: {name} is {got.get(name)}, not {want.get(name)}; give the tokens alone"
-            )
-
-    @hookimpl
-    def add_request(self, slot: int, request: RequestView) -> None:
-        """Note a state that is to be loaded, unless a longer prefix was hit, and who wants the last one."""
-        state, keeper = (request.model_inputs.get(name) for name in ("recurrent_state", "keep_state"))
-        self._arrived.pop(slot, None)
-        if state is not None and request.num_computed_tokens == state.num_restored_tokens:
-            self._arrived[slot] = state
-        if keeper is not None:
-            self._keepers[slot], self._num_tokens[slot] = keeper, request.num_computed_tokens
-
-    @hookimpl
-    def run_encoder(self, batch: InputBatch) -> None:
-        """Load the states that requests brought, into blocks of their own."""
-        self._slot_table = batch.slot_tables[self._index]
-        if not self._arrived and not self._keepers:
-            return
-        for slot, state in self._arrived.items():
-            row = self._row(slot, state.num_restored_tokens)
-            for name, pool in self._pools().items():
-                saved = state.tensors[name].to(pool.device, pool.dtype, non_blocking=True)
-                pool.index_copy_(0, row, saved[None])
-        self._arrived.clear()
-        ends = batch.num_computed_tokens_np + batch.num_scheduled_tokens_np
-        for row_idx, slot in enumerate(batch.idx_mapping_np.tolist() if self._keepers else ()):
-            if slot in self._keepers:
-                self._num_tokens[slot] = int(ends[row_idx])
-
-    @hookimpl
-    def remove_request(self, slot: int, reason: RemoveReason) -> None:
-        """Hand the state to who wants it."""
-        self._arrived.pop(slot, None)
-        keeper = self._keepers.pop(slot, None)
-        if keeper is not None and reason != "preempted" and self._num_tokens[slot]:
-            keeper.keep(self._num_tokens[slot], self.export_state(slot, self._num_tokens[slot]))
-
-    def export_state(self, slot: int, num_tokens: int) -> dict[str, torch.Tensor]:
-        """Copies, on the device, of a slot's state after the `num_tokens` tokens that it has computed."""
-        row = self._row(slot, num_tokens)
-        return {name: pool.index_select(0, row)[0] for name, pool in self._pools().items()}
-
-    def _row(self, slot: int, num_tokens: int) -> torch.Tensor:
-        """Pool row of a slot's state, [1]; it is read on the device, so that nobody waits."""
+    def saved_rows(self, num_tokens: int) -> list[SavedRows]:
+        """The one row that is the state after so many tokens."""
         column = (num_tokens - 1) // self.block_size
-        return self._slot_table[slot, column : column + 1].long()
-
-    def _pools(self) -> dict[str, torch.Tensor]:
-        return {f"{la.name}.{name}": pool for la in self.layers for name, pool in la.tensors.items()}
+        pools = {f"{la.name}.{name}": pool for la in self.layers for name, pool in la.tensors.items()}
+        return [SavedRows(self._index, range(column, column + 1), 1, pools)]
 
     @hookimpl
     def prepare_attn(self, batch: InputBatch) -> None:

@@ -8,25 +8,56 @@
     other.generate(saved.prompt([*tokens[saved.num_restored_tokens :], *next_ids]), params)
 
 The state ends before the last token that was given out, of which nothing has been computed: it comes with the next
-ones. Only what is behind the state is computed. A model with attention layers needs their keys and values
-too, and refuses both.
+ones. Only what is behind the state is computed. Components keep a state in rows of pools (`SavedRows`);
+`components.state_transfer` takes it from there and brings it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from model_states.interface import Component
+
 _TOKENS = "token_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SavedRows:
+    """Where the state of a request is, in one cache group: nothing in it depends on sizes of blocks but the place.
+
+    Entry e is row table[slot, e // entries_per_block] * entries_per_block + e % entries_per_block of each pool.
+    group_index: of the group's table. pools: "layer.tensor" -> [num_rows, *shape].
+    """
+
+    group_index: int
+    entries: range
+    entries_per_block: int
+    pools: Mapping[str, torch.Tensor]
+
+    def indices(self, table: torch.Tensor, slot: int) -> torch.Tensor:
+        """Rows of a slot's entries, int64 [num_entries]; they are found on the device, so that nobody waits."""
+        entries = torch.arange(self.entries.start, self.entries.stop, device=table.device)
+        blocks = table[slot].index_select(0, entries // self.entries_per_block).long()
+        return blocks * self.entries_per_block + entries % self.entries_per_block
+
+
+class StatePart(Component, ABC):
+    """A component whose part of a request's state can be taken out, and written to another request's blocks."""
+
+    @abstractmethod
+    def saved_rows(self, num_tokens: int) -> list[SavedRows]:
+        """What the tokens from `num_tokens` on need of a request that has computed so many, at least one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SavedState:
-    """The state after `token_ids`. tensors: "layer.tensor" -> its state [*shape], on the CPU."""
+    """The state after `token_ids`. tensors: "layer.tensor" -> its entries [num_entries, *shape], on the CPU."""
 
     token_ids: list[int]
     tensors: Mapping[str, torch.Tensor]
@@ -40,7 +71,7 @@ class SavedState:
         """A prompt for `LLM.generate`: the state's tokens and at least one more, the first of which follows them."""
         return {
             "prompt_token_ids": [*self.token_ids, *next_token_ids],
-            "model_inputs": {"recurrent_state": self},
+            "model_inputs": {"saved_state": self},
         }
 
     def save(self, path: str | Path) -> None:
@@ -69,15 +100,25 @@ class SavedState:
 class StateKeeper:
     """Takes the state of a request when it ends; a request names it as model input "keep_state".
 
-    Used by several requests, it holds what the last of them left. The state stays on the device until it is taken.
+    Used by several requests, it holds what the last of them left.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[int, Mapping[str, torch.Tensor]] | None = None
+        self._kept: tuple[int, dict[str, torch.Tensor], torch.cuda.Event | None] | None = None
 
-    def keep(self, num_tokens: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """For the component: the state after so many tokens."""
-        self._kept = (num_tokens, tensors)
+    def keep(self, num_tokens: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """For the component: the state after so many tokens, in tensors that nobody else writes.
+
+        They begin to move to pinned memory at once: on the device they would be as much as a request's own blocks.
+        """
+        copied, on_host = None, {}
+        for name, tensor in tensors:
+            on_host[name] = tensor.to("cpu", non_blocking=True)
+            if tensor.is_cuda:
+                copied = copied or torch.cuda.Event()
+        if copied is not None:
+            copied.record()
+        self._kept = num_tokens, on_host, copied
 
     def take(self, token_ids: Sequence[int]) -> SavedState:
         """The state, given all tokens of the request, prompt and output; nothing is kept any more.
@@ -87,10 +128,14 @@ class StateKeeper:
         """
         if self._kept is None:
             raise ValueError("no state was kept: the request has not ended, or its model keeps none")
-        (num_tokens, tensors), self._kept = self._kept, None
+        (num_tokens, tensors, copied), self._kept = self._kept, None
         if num_tokens > len(token_ids):
             raise ValueError(
                 f"the state covers {num_tokens} tokens, {num_tokens - len(token_ids)} more than the request gave out; "
                 "use async_scheduling=False to keep states of requests that end at a stop id"
             )
-        return SavedState(list(token_ids[:num_tokens]), {name: t.cpu() for name, t in tensors.items()})
+        if copied is not None:
+            copied.synchronize()
+            # Pinned memory is scarce, and whoever takes a state may keep it for long.
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        return SavedState(list(token_ids[:num_tokens]), tensors)

@@ -12,7 +12,13 @@ import torch
 from torch import nn
 
 from model_states import Component, InputBatch, ModelConfig, ModelState, UnsupportedModelError
-from model_states.components import AttentionLayer, PagedAttention, RecurrentState
+from model_states.components import (
+    AttentionLayer,
+    PagedAttention,
+    RecurrentState,
+    StatePart,
+    StateTransfer,
+)
 from model_states.components.recurrent_state import STATE_OPTIONS
 from model_states.loading import load_transformers_model
 from model_states.rewrites.experts import rewrite_experts
@@ -73,16 +79,17 @@ class MambaState(ModelState):
         if not mixers:
             raise UnsupportedModelError(f"{self.model.architecture} has no mixer that this model state knows")
         tensors = [mixer.state_tensors(config) for mixer in mixers]
-        recurrent = RecurrentState(config, tensors, can_restore=not calls)
+        recurrent = RecurrentState(config, tensors, is_alone=not calls)
         for mixer, layer in zip(mixers, recurrent.layers, strict=True):
             mixer.attach(layer, config)
-        self.components: list[Component] = [recurrent]
+        parts: list[StatePart] = [recurrent]
         self._attentions: list[_Attention] = []
         layers: list[AttentionLayer] = []
         if calls:
             paged = PagedAttention(config, [call.spec for call in calls])
             layers = paged.layers
-            self.components.append(paged)
+            parts.append(paged)
+        self.components: list[Component] = [*parts, StateTransfer(parts)]
         if config.fused_layers:
             self._fuse(calls, layers)
         if calls:

@@ -2,78 +2,57 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 import torch
 from driver import Driver
 from support.drained import Drained
-from support.phases import pushing_out
+from support.moved_states import (
+    GREEDY,
+    MORE,
+    SIZES,
+    check_it_goes_on,
+    check_it_may_be_pushed_out,
+    kept,
+    two_engines,
+)
+from support.moved_states import PROMPT as LONG
 from support.reference import assert_wholly_exact
 
 from core_runner import LLM, ModelRunner, RequestError, RunnerConfig, SamplingParams
-from model_states.components import SavedState, StateKeeper
+from model_states.components import SavedState, StateKeeper, StateTransfer
 
-_draw = random.Random(6)
-PROMPT = [_draw.randrange(3, 211) for _ in range(21)]
-MORE = [_draw.randrange(3, 211) for _ in range(7)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=1)
-SIZES = {"device": "cpu", "block_size": 16, "max_num_reqs": 3, "max_model_len": 128, "num_blocks": 30}
+PROMPT = LONG[:21]
+HYBRIDS = ("bamba", "jamba", "granitemoehybrid", "falcon_h1", "zamba2", "nemotron_h")
 
 
 def _llm(drained: Drained, model, **options) -> LLM:
-    options = {"model_options": {"state_block_size": 16}, **SIZES, **options}
+    options = {"model_options": {"state_block_size": 16}, "device": "cpu", **SIZES, **options}
     return drained(model.directory, **options)
 
 
-def _kept(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> SavedState:
-    keeper = StateKeeper()
-    given = {"prompt_token_ids": prompt, "model_inputs": {"keep_state": keeper}}
-    (output,) = llm.generate([given], params)
-    return keeper.take([*prompt, *output.outputs[0].token_ids])
-
-
-@pytest.mark.parametrize("name", ["mamba2", "falcon_mamba"])
+@pytest.mark.parametrize("name", ["mamba2", "falcon_mamba", *HYBRIDS])
 def test_a_conversation_goes_on_elsewhere(name: str, tiny, drained: Drained, tmp_path: Path) -> None:
     model = tiny(name)
-    here, there = _llm(drained, model), _llm(drained, model, max_num_batched_tokens=4)
-    for length in (1, 11, 16, 21):
-        # The last token given out is never computed; states end before, at and behind the end of a block.
-        state = _kept(here, PROMPT[:length])
-        assert state.num_restored_tokens == length + 4
-        state.save(tmp_path / "state.safetensors")
-        prompt = SavedState.load(tmp_path / "state.safetensors").prompt(MORE)
-        beside = PROMPT[: length + 3]
-        got, other = there.generate([prompt, beside], GREEDY)
-        assert got.num_cached_tokens == length + 4
-        assert_wholly_exact(
-            got.outputs[0], model.reference(prompt["prompt_token_ids"], 5), f"{length} tokens"
-        )
-        assert_wholly_exact(other.outputs[0], model.reference(beside, 5))
+    here, there = two_engines(drained, model)
+    check_it_goes_on(model, here, there, tmp_path)
+    check_it_may_be_pushed_out(model, here, there)
 
 
-def test_restored_requests_may_be_preempted_and_kept_again(tiny, drained: Drained) -> None:
-    model = tiny("mamba2")
-    llm = _llm(drained, model)
-    prompt = _kept(llm, PROMPT).prompt(MORE)
-    keeper = StateKeeper()
-    prompt["model_inputs"] = {**prompt["model_inputs"], "keep_state": keeper}
-    ids = prompt["prompt_token_ids"]
-    with pushing_out(llm.engine, len(ids) + 2) as pushed_out:
-        (output,) = llm.generate([prompt], GREEDY)
-    assert pushed_out
-    assert_wholly_exact(output.outputs[0], model.reference(ids, 5))
-    again = keeper.take([*ids, *output.outputs[0].token_ids]).prompt([9])
-    (output,) = llm.generate([again], GREEDY)
-    assert_wholly_exact(output.outputs[0], model.reference(again["prompt_token_ids"], 5))
+def test_a_conversation_goes_on_in_steps_that_are_waited_for(tiny, drained: Drained, tmp_path: Path) -> None:
+    model = tiny("bamba")
+    here, there = two_engines(drained, model, (32, 16), async_scheduling=False)
+    check_it_goes_on(model, here, there, tmp_path)
+    check_it_may_be_pushed_out(model, there, here)
 
 
-def test_states_are_shared_with_nobody(tiny, drained: Drained) -> None:
+@pytest.mark.parametrize("name", ["mamba2", "bamba"])
+def test_states_are_shared_with_nobody(name: str, tiny, drained: Drained) -> None:
     """Whoever brings a false state gets false tokens, and nobody else does."""
-    model = tiny("mamba2")
+    model = tiny(name)
     llm = _llm(drained, model)
-    state = _kept(llm, [*PROMPT, *MORE, *PROMPT])
+    state = kept(llm, [*PROMPT, *MORE, *PROMPT])
     false = SavedState(state.token_ids, {name: -tensor for name, tensor in state.tensors.items()})
     prompt = false.prompt(MORE)
     (output,) = llm.generate([prompt], GREEDY)
@@ -84,10 +63,13 @@ def test_states_are_shared_with_nobody(tiny, drained: Drained) -> None:
 
 
 @pytest.mark.parametrize("length", [11, 15, 16, 21])
-def test_a_scheduler_of_ones_own_exports_a_state_and_brings_it_elsewhere(length: int, tiny) -> None:
+@pytest.mark.parametrize("name", ["mamba2", "bamba"])
+def test_a_scheduler_of_ones_own_exports_a_state_and_brings_it_elsewhere(
+    name: str, length: int, tiny
+) -> None:
     """It ends before, at and behind the end of a block; whose state it is goes on undisturbed."""
-    model = tiny("mamba2")
-    config = {name: value for name, value in SIZES.items() if name != "num_blocks"}
+    model = tiny(name)
+    config = {"device": "cpu", **{name: value for name, value in SIZES.items() if name != "num_blocks"}}
     here, there = (
         Driver(
             ModelRunner(
@@ -101,8 +83,9 @@ def test_a_scheduler_of_ones_own_exports_a_state_and_brings_it_elsewhere(length:
     prompt, beside = PROMPT[:length], PROMPT[5:]
     here.step([1, 0], {0: beside, 1: prompt})
     here.step([1, 0])
-    (component,) = here.runner.model_state.components
-    exported = component.export_state(1, here.computed[1])
+    transfer = here.runner.model_state.components[-1]
+    assert isinstance(transfer, StateTransfer)
+    exported = transfer.export_state(1, here.computed[1])
     kept = {name: tensor.clone() for name, tensor in exported.items()}
     known = [*prompt, *here.tokens[1]]
     assert here.computed[1] == len(known) - 1
@@ -114,7 +97,7 @@ def test_a_scheduler_of_ones_own_exports_a_state_and_brings_it_elsewhere(length:
         [2],
         {2: known},
         num_computed_tokens=state.num_restored_tokens,
-        model_inputs={"recurrent_state": state},
+        model_inputs={"saved_state": state},
     )
     for _ in range(2):
         there.step([2])
@@ -129,12 +112,12 @@ def test_an_engine_that_ran_ahead_says_so(tiny, drained: Drained) -> None:
     tokens = model.reference(PROMPT, 5).token_ids
     params = SamplingParams(temperature=0.0, max_tokens=50, stop_token_ids=tokens[2:3])
     stopped = tokens.index(tokens[2]) + 1
-    state = _kept(_llm(drained, model, async_scheduling=False), PROMPT, params)
+    state = kept(_llm(drained, model, async_scheduling=False), PROMPT, params)
     assert state.num_restored_tokens == len(PROMPT) + stopped - 1
     keeper = StateKeeper()
     with pytest.raises(ValueError, match="no state was kept"):
         keeper.take(PROMPT)
-    keeper.keep(9, {})
+    keeper.keep(9, [])
     with pytest.raises(ValueError, match="9 tokens, 2 more"):
         keeper.take([1] * 7)
 
@@ -143,17 +126,17 @@ def test_an_engine_that_ran_ahead_says_so(tiny, drained: Drained) -> None:
     ("inputs", "message"),
     [
         ({"keep_state": 3}, "must be a StateKeeper"),
-        ({"recurrent_state": {}}, "must be a SavedState"),
-        ({"recurrent_state": SavedState([5] * 21, {})}, "21 tokens of a prompt of 21"),
-        ({"recurrent_state": SavedState([5] * 20, {})}, "another model's"),
-        ({"recurrent_state": SavedState([5] * 20, {"a": [1.0]})}, "state a must be a dense tensor"),
+        ({"saved_state": {}}, "must be a SavedState"),
+        ({"saved_state": SavedState([5] * 21, {})}, "21 tokens of a prompt of 21"),
+        ({"saved_state": SavedState([5] * 20, {})}, "another model's, or not whole: .* is missing"),
+        ({"saved_state": SavedState([5] * 20, {"a": [1.0]})}, "state a must be a dense tensor"),
         (
-            {"recurrent_state": SavedState([5] * 20, {"a": torch.ones(1, device="meta")})},
+            {"saved_state": SavedState([5] * 20, {"a": torch.ones(1, device="meta")})},
             "dense tensor with data",
         ),
         (
-            {"recurrent_state": SavedState([5] * 20, {"a": torch.ones(1).int()})},
-            "a is of torch.int32; give floating",
+            {"saved_state": SavedState([5] * 20, {"a": torch.ones(1)})},
+            "another model's: this one keeps no a;",
         ),
     ],
 )
@@ -163,10 +146,32 @@ def test_what_does_not_fit_is_refused(inputs: dict, message: str, tiny, drained:
         llm.generate([{"prompt_token_ids": PROMPT, "model_inputs": inputs}], GREEDY)
 
 
-def test_models_that_keep_more_refuse(tiny, drained: Drained, request) -> None:
-    llm = _llm(drained, tiny("bamba"))
-    with pytest.raises(RequestError, match="attention layers need keys and values"):
-        llm.generate([{"prompt_token_ids": PROMPT, "model_inputs": {"keep_state": StateKeeper()}}], GREEDY)
+def test_a_state_that_is_not_whole_or_of_others_is_refused(tiny, drained: Drained) -> None:
+    """Nothing is changed: the engine serves on, and the state itself is taken."""
+    model = tiny("bamba")
+    llm = _llm(drained, model)
+    state = kept(llm, PROMPT)
+    tensors, ids = dict(state.tensors), state.token_ids
+    key = "attention.0.key"
+    false = {
+        f"{key} is missing": (ids, {name: t for name, t in tensors.items() if name != key}),
+        r"recurrent\.0\.ssm is missing": (ids, {n: t for n, t in tensors.items() if n != "recurrent.0.ssm"}),
+        r"of other tokens: attention.* is \(25, 2, 8\), not \(24, 2, 8\)": (ids[:-1], tensors),
+        f"{key} is .24, 2, 8., not .25, 2, 8.": (ids, {**tensors, key: tensors[key][1:]}),
+        f"{key} is .25, 1, 8., not": (ids, {**tensors, key: tensors[key][:, 1:]}),
+        f"{key} is of torch.bfloat16, and this engine keeps torch.float32; load the model with": (
+            ids,
+            {**tensors, key: tensors[key].bfloat16()},
+        ),
+        "this one keeps no attention.9.key": (ids, {**tensors, "attention.9.key": tensors[key]}),
+    }
+    for message, (token_ids, given) in false.items():
+        with pytest.raises(RequestError, match=message):
+            llm.generate([SavedState(token_ids, given).prompt(MORE)], GREEDY)
+    with pytest.raises(RequestError, match="another model's"):
+        _llm(drained, tiny("jamba")).generate([state.prompt(MORE)], GREEDY)
+    (output,) = llm.generate([state.prompt(MORE)], GREEDY)
+    assert_wholly_exact(output.outputs[0], model.reference([*ids, *MORE], 5))
 
 
 def test_files_of_something_else_are_refused(tiny, tmp_path: Path) -> None:
