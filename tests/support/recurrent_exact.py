@@ -102,10 +102,9 @@ def check_state_dtype(
     if dtype == torch.float32:
         assert error > LOGPROB_TOLERANCE, "the rounding of a stored state does not show: it was not read"
     else:
-        pool = pools[name]
-        assert not torch.equal(pool, pool.to(dtype).to(state_dtype)), (
-            "states are rounded to the weights' dtype"
-        )
+        # Blocks that were handed out and not written yet are poisoned with NaN.
+        kept = pools[name][pools[name].isfinite()]
+        assert (kept != kept.to(dtype)).any(), "states are rounded to the weights' dtype"
 
 
 def check_on_gpu(
