@@ -109,6 +109,9 @@ def open_continuous_batching(model: str, small: bool) -> Iterator[Engine]:
             max_requests_per_batch=MAX_NUM_REQS[small],
             num_blocks=16 if small else None,
             allow_block_sharing=False,
+            # It would do without where attention takes a mask, as SDPA does. Recording wants memory beside the cache.
+            use_cuda_graph=None if small else True,
+            max_memory_percent=None if small else 0.5,
         )
         # -1 ends nothing: every request runs to its own length.
         plain = GenerationConfig(max_new_tokens=1, do_sample=False, eos_token_id=-1, pad_token_id=0)

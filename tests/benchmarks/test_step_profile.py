@@ -38,5 +38,6 @@ def test_the_quietest_window_counts_and_the_slowest_is_beside_it() -> None:
     hosts = [0.9, 0.4, 1.1]
     windows = [{"host_ms": host, "wall_ms": 3.0 + host, "loop_ms": 4 * host} for host in hosts]
     assert quietest(windows) == {
-        "host_ms": 0.4, "wall_ms": 3.4, "loop_ms": 1.6, "slowest_host_ms": 1.1, "slowest_loop_ms": 4.4
+        "host_ms": 0.4, "wall_ms": 3.4, "loop_ms": 1.6, "slowest_host_ms": 1.1, "slowest_loop_ms": 4.4,
+        "windows": windows,
     }  # fmt: skip
