@@ -80,6 +80,7 @@ class AsyncOutput:
         self._output: ModelRunnerOutput | None = None
         self._buffers = buffers
         self._buffer: OutputBuffer | None = None
+        self._source: torch.cuda.Stream | None = None
         if buffers is None:
             # The sources may be buffers that the next step overwrites, and on a CPU `to` makes no copy.
             self._host = {name: tensor.clone() for name, tensor in self._device.items()}
@@ -88,7 +89,8 @@ class AsyncOutput:
             self._host = self._start_copy(buffers.stream, self._buffer)
 
     def _start_copy(self, stream: torch.cuda.Stream, buffer: OutputBuffer) -> dict[str, torch.Tensor]:
-        buffer.sampled.record()
+        self._source = torch.cuda.current_stream(stream.device)
+        buffer.sampled.record(self._source)
         stream.wait_event(buffer.sampled)
         with torch.cuda.stream(stream):
             host = {
@@ -101,9 +103,9 @@ class AsyncOutput:
         return host
 
     def release(self) -> None:
-        """Have the current stream wait until the copy is done, which it nearly always is."""
-        if self._buffer is not None:
-            torch.cuda.current_stream().wait_event(self._buffer.copied)
+        """Have the stream that sampled wait until the copy is done, which it nearly always is."""
+        if self._buffer is not None and self._source is not None:
+            self._source.wait_event(self._buffer.copied)
 
     def wait(self) -> None:
         """Wait until everything is on the host."""

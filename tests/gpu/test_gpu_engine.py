@@ -210,8 +210,8 @@ def test_a_broken_recording_spoils_no_other() -> None:
 
 # Calls of the CUDA API in a steady step, by the beginning of their names. Each step has these, and no more:
 ONE_STEP = {"cudaGraphLaunch": 1, "cudaEventSynchronize": 1, "cudaStreamWaitEvent": 2}
-# These only ask or mark, in a microsecond or less. How often is torch's business: half as often again as was measured.
-CHEAP = {"cudaStreamIsCapturing": 14, "cudaEventQuery": 6, "cudaEventRecord": 6}
+# These only ask or mark, in a microsecond or two. How often is partly torch's business: as measured, and one more.
+CHEAP = {"cudaStreamIsCapturing": 8, "cudaEventQuery": 1, "cudaEventRecord": 3}
 
 
 def test_a_steady_decode_step_is_one_launch(tmp_path: Path, drained: Drained) -> None:
