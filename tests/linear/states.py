@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from mamba.states import States, assert_states_equal, held_state
 
 from core_runner import LLM, ModelRunner, SchedulerOutput
 from model_states.components import RecurrentState
@@ -26,25 +27,23 @@ def state_rows(runner: ModelRunner, slot: int) -> list[int]:
 
 
 @torch.no_grad()
+def recomputed_state(model: Any, tokens: list[int]) -> States:
+    """By layer with state, what transformers' cache holds after one pass over all tokens."""
+    outputs = model(torch.tensor([tokens], device=model.device), use_cache=True)
+    cache = outputs.get("cache") or outputs["past_key_values"]
+    states = []
+    for layer in cache.layers:
+        if getattr(layer, "conv_states", None):
+            states.append({"conv": layer.conv_states[0][0].T})
+            if getattr(layer, "recurrent_states", None) and layer.recurrent_states[0] is not None:
+                states[-1]["delta"] = layer.recurrent_states[0][0].mT
+    return states
+
+
 def check_states(llm: LLM, model: Any, slot: int, tokens: list[int]) -> None:
-    """What the slot holds after these tokens is what one pass of transformers over all of them leaves, to 1e-4."""
-    component = component_of(llm.engine.runner)
-    row = state_rows(llm.engine.runner, slot)[(len(tokens) - 1) // component.block_size]
-    cache = model(torch.tensor([tokens]), use_cache=True)
-    cache = cache.get("cache") or cache["past_key_values"]
-    layers = [layer for layer in cache.layers if getattr(layer, "conv_states", None)]
-    assert len(layers) == len(component.layers)
-    for layer, ours in zip(layers, component.layers, strict=True):
-        conv = ours.tensors["conv"][row]
-        _assert_near(conv, layer.conv_states[0][0].T[-len(conv) :], f"inputs after {len(tokens)} tokens")
-        if "delta" in ours.tensors:
-            want = layer.recurrent_states[0][0].mT
-            _assert_near(ours.tensors["delta"][row], want, f"state after {len(tokens)} tokens")
-
-
-def _assert_near(got: torch.Tensor, want: torch.Tensor, label: str) -> None:
-    error = float((got - want).norm() / want.norm().clamp(min=1e-3))
-    assert error < 1e-4, f"{label}: relative error {error:.2g}"
+    """What the slot holds after these tokens is what one pass of transformers over all of them leaves."""
+    got = held_state(llm.engine.runner, slot, len(tokens))
+    assert_states_equal(got, recomputed_state(model, tokens), f"{len(tokens)} tokens")
 
 
 def running(llm: LLM) -> list[tuple[int, list[int]]]:

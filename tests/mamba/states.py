@@ -9,6 +9,9 @@ import torch
 from core_runner import LLM, ModelRunner, SchedulerOutput
 from model_states.components import RecurrentState
 
+# By layer with state, its tensors by name.
+States = list[dict[str, torch.Tensor]]
+
 
 def component_of(runner: ModelRunner) -> RecurrentState:
     """The component with the recurrent state."""
@@ -26,7 +29,7 @@ def pools(runner: ModelRunner) -> list[torch.Tensor]:
     return [pool for layer in component_of(runner).layers for pool in layer.tensors.values()]
 
 
-def held_state(runner: ModelRunner, slot: int, num_computed: int) -> list[dict[str, torch.Tensor]]:
+def held_state(runner: ModelRunner, slot: int, num_computed: int) -> States:
     """By layer, the state of a slot that has computed so many tokens."""
     component = component_of(runner)
     table = runner.block_tables.tensors[group_index(runner)]
@@ -36,7 +39,7 @@ def held_state(runner: ModelRunner, slot: int, num_computed: int) -> list[dict[s
 
 
 @torch.no_grad()
-def recomputed_state(model: Any, tokens: list[int]) -> list[dict[str, torch.Tensor]]:
+def recomputed_state(model: Any, tokens: list[int]) -> States:
     """By layer with state, what transformers' cache holds after one pass over all tokens."""
     outputs = model(torch.tensor([tokens], device=model.device), use_cache=True)
     states = []
@@ -46,9 +49,7 @@ def recomputed_state(model: Any, tokens: list[int]) -> list[dict[str, torch.Tens
     return states
 
 
-def assert_states_equal(
-    got: list[dict[str, torch.Tensor]], want: list[dict[str, torch.Tensor]], label: str
-) -> None:
+def assert_states_equal(got: States, want: States, label: str) -> None:
     """Within 1e-4 of the size of each state."""
     assert len(got) == len(want), label
     for index, (ours, theirs) in enumerate(zip(got, want, strict=True)):
