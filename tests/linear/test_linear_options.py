@@ -10,13 +10,13 @@ import torch
 from linear.tiny import save_tiny
 from model_states_linear.mixers import MIXERS
 from support.drained import Drained
+from support.moved_states import check_it_goes_on, check_it_may_be_pushed_out, two_engines
 from support.recurrent_exact import TinyRecurrent, check_long_prompts, check_state_dtype
 from support.reference import assert_wholly_exact
 from support.tiny_recurrent import recomputed_reference
 
 from core_runner import LLM, SamplingParams
 from model_states import UnsupportedModelError
-from model_states.components import SavedState, StateKeeper
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1)
 PROMPT = [(13 * i) % 200 + 3 for i in range(40)]
@@ -47,17 +47,12 @@ def test_prompts_longer_than_a_step(name: str, tmp_path: Path, drained: Drained)
     check_long_prompts(TinyRecurrent(name, tmp_path, save), drained, "cpu")
 
 
-def test_a_state_moves_to_another_engine(tiny, drained: Drained, tmp_path: Path) -> None:
-    """Without attention layers, the state is all that a model keeps."""
-    model, keeper = tiny("qwen3_5_only_linear"), StateKeeper()
-    first, second = (_llm(drained, model.directory) for _ in range(2))
-    prompt = {"prompt_token_ids": PROMPT, "model_inputs": {"keep_state": keeper}}
-    said = [*PROMPT, *first.generate([prompt], GREEDY)[0].outputs[0].token_ids]
-    keeper.take(said).save(tmp_path / "state.safetensors")
-    resumed = SavedState.load(tmp_path / "state.safetensors").prompt([9, 8])
-    (output,) = second.generate([resumed], GREEDY)
-    assert output.num_cached_tokens == len(said) - 1
-    assert_wholly_exact(output.outputs[0], model.reference(resumed["prompt_token_ids"], 4), "resumed")
+@pytest.mark.parametrize("name", ["qwen3_5_only_linear", "qwen3_next", "lfm2", "olmo_hybrid"])
+def test_a_state_moves_to_another_engine(name: str, tiny, drained: Drained, tmp_path: Path) -> None:
+    model = tiny(name)
+    here, there = two_engines(drained, model)
+    check_it_goes_on(model, here, there, tmp_path)
+    check_it_may_be_pushed_out(model, here, there)
 
 
 def test_the_language_model_of_a_larger_checkpoint(tmp_path: Path, drained: Drained) -> None:

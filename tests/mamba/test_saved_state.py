@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from support.moved_states import PROMPT as LONG
 from support.reference import assert_wholly_exact
 
 from core_runner import LLM, ModelRunner, RequestError, RunnerConfig, SamplingParams
+from model_states import PluginManager
 from model_states.components import SavedState, StateKeeper, StateTransfer
 
 PROMPT = LONG[:21]
@@ -45,6 +48,29 @@ def test_a_conversation_goes_on_in_steps_that_are_waited_for(tiny, drained: Drai
     here, there = two_engines(drained, model, (32, 16), async_scheduling=False)
     check_it_goes_on(model, here, there, tmp_path)
     check_it_may_be_pushed_out(model, there, here)
+
+
+def test_what_was_read_in_one_engine_is_recalled_in_another(drained: Drained) -> None:
+    """The embedded hybrid: the text goes to one engine, and the question about it to another."""
+    sizes = {"device": "cpu", "dtype": "float32", "max_model_len": 1024, "max_num_reqs": 4}
+    here = drained("embedded:mamba", **sizes, model_options={"state_block_size": 64})
+    there = drained("embedded:mamba", **sizes, block_size=8, max_num_batched_tokens=256)
+    answer = SamplingParams(temperature=0.0, max_tokens=16, stop="\n")
+    examples = json.loads((Path(PluginManager().locate("embedded:mamba")) / "heldout.json").read_text())
+    examples = [e for e in examples if e.get("distance") in (64, 256, 512) and not e["chat"]]
+    prompts = []
+    for example in examples:
+        assert here.tokenizer is not None
+        ids = here.tokenizer.encode_prompt(example["prompt"])
+        num_asking = len(here.tokenizer.encode_prompt("recall " + example["prompt"].rsplit("recall ", 1)[1]))
+        # Nothing has been computed of the one token that is given out, so that the text is all of the state.
+        read = replace(answer, max_tokens=1)
+        state = kept(here, ids[:-num_asking], read)
+        assert state.token_ids == ids[:-num_asking]
+        prompts.append(state.prompt(ids[-num_asking:]))
+    assert len(prompts) >= 3
+    for example, output in zip(examples, there.generate(prompts, answer), strict=True):
+        assert output.outputs[0].text.strip() == example["reference"]
 
 
 @pytest.mark.parametrize("name", ["mamba2", "bamba"])

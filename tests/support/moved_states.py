@@ -22,6 +22,16 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs
 SIZES = {"block_size": 16, "max_num_reqs": 3, "max_model_len": 128, "num_blocks": 60}
 
 
+class _Counting(StateKeeper):
+    """Says how often it was handed a state."""
+
+    num_kept = 0
+
+    def keep(self, num_tokens: int, tensors: Any) -> None:
+        self.num_kept += 1
+        super().keep(num_tokens, tensors)
+
+
 def kept(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> SavedState:
     """The state that a request leaves."""
     keeper = StateKeeper()
@@ -69,12 +79,13 @@ def check_it_goes_on(
 def check_it_may_be_pushed_out(model: TinyRecurrent, here: LLM, there: LLM) -> None:
     """Preempted behind its state, it is restored again; what it leaves is a state like any other."""
     prompt = kept(here, PROMPT[:21]).prompt(MORE)
-    keeper = StateKeeper()
+    keeper = _Counting()
     prompt["model_inputs"] = {**prompt["model_inputs"], "keep_state": keeper}
     ids = prompt["prompt_token_ids"]
     with pushing_out(there.engine, len(ids) + 2) as pushed_out:
         (output,) = there.generate([prompt], GREEDY)
     assert pushed_out
+    assert keeper.num_kept == 1, "a preempted request has not ended"
     assert output.num_cached_tokens == 25
     skipped = assert_exact(output.outputs[0], model.reference(ids, 5), model.name)
     again = keeper.take([*ids, *output.outputs[0].token_ids]).prompt([9])
