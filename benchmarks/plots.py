@@ -53,7 +53,7 @@ def barh_panels(path: Path, title: str, panels: Mapping[str, Mapping[str, float]
         axis.set_xlabel(unit, fontsize=9)
         axis.set_yticks(range(len(names)), names if position % 2 == 0 else [""] * len(names), fontsize=9)
         axis.set_ylim(len(names) - 0.4, -0.6)
-        axis.set_xlim(0, 1.2 * (max(values.values()) or 1.0))
+        axis.set_xlim(0, 1.2 * (max(values.values(), default=0.0) or 1.0))
         axis.tick_params(axis="x", labelsize=8)
         axis.grid(axis="x", color="#e4e4e4")
     _save(figure, path, title)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 
 import ablations
 import agreement
@@ -213,22 +211,3 @@ def test_parts_do_not_count_twice() -> None:
         phases.seconds["graphs"] += 1000.0  # as a listener adds what it was told
     assert phases.seconds["kernels"] == inner > 0
     assert phases.seconds["weights"] < 0, "the thousand seconds were taken off what they lay in"
-
-
-def test_reports_are_drawn(run_small, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    environment = {"machine": "m", "model": "tiny", "command": "c"}
-    results = [
-        {"engine": "core-runner", "workload": "W1", "temperature": 0.0, "speed": 3.0},
-        {"engine": "other", "workload": "W1", "temperature": 0.0, "speed": 2.0},
-    ]
-    report = {
-        "environment": environment,
-        "workloads": {"W1": ["w", "tok/s"]},
-        "results": results,
-        "engines": {},
-    }
-    source, picture = tmp_path / "report.json", tmp_path / "report.svg"
-    source.write_text(json.dumps(report), encoding="utf-8")
-    offline.main(["--from-json", str(source), "--plot", str(picture)])
-    assert "<svg" in picture.read_text(encoding="utf-8")

@@ -41,7 +41,6 @@ def test_it_asks_over_every_distance_and_is_answered(example: ModuleType) -> Non
 
 
 def test_the_plot_is_small(example: ModuleType, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     kept = {
         s.name: [s.kept(n) for n in example.CONTEXTS]
         for s in (example.EMBEDDED_HYBRID, example.EMBEDDED_DECODER)
