@@ -6,6 +6,7 @@ from itertools import combinations
 
 import pytest
 from engine.test_pairwise import FEATURES, MAX_TOKENS
+from linear.tiny import TINY
 from support.drained import Drained
 from support.recurrent_hits import (
     RecurrentMatrix,
@@ -41,7 +42,7 @@ def test_evictions_lose_hits_and_nothing_else(tiny, drained: Drained) -> None:
     check_evictions(tiny("qwen3_5"), drained, rounds=8)
 
 
-@pytest.mark.parametrize("name", ["lfm2_moe", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", TINY)
 def test_preempted_requests_resume_from_their_states(name: str, tiny, drained: Drained) -> None:
     check_preempted(tiny(name), drained)
 

@@ -51,7 +51,19 @@ def _run(model, drained: Drained, budget: int) -> None:
         assert not pool[0].any(), "the null row is not zero any more"
 
 
-@pytest.mark.parametrize(("name", "budget"), [("lfm2", 2), ("qwen3_next", 5), ("qwen3_5", 16)])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [
+        ("lfm2", 2),
+        ("lfm2_biased", 7),
+        ("lfm2_moe", 7),
+        ("qwen3_next", 5),
+        ("qwen3_next_deep", 7),
+        ("qwen3_5", 16),
+        ("qwen3_5_moe", 7),
+        ("olmo_hybrid", 7),
+    ],
+)
 def test_states_after_every_chunk(name: str, budget: int, tiny, drained: Drained) -> None:
     _run(tiny(name), drained, budget)
 

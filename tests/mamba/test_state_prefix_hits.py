@@ -18,6 +18,7 @@ from support.recurrent_hits import (
     random_prompt,
 )
 from support.replays import replayed_steps
+from support.tiny_recurrent import TINY
 
 from core_runner import SamplingParams
 
@@ -45,7 +46,7 @@ def test_evictions_lose_hits_and_nothing_else(tiny, drained: Drained) -> None:
     check_evictions(tiny("bamba"), drained, rounds=12)
 
 
-@pytest.mark.parametrize("name", ["mamba", "zamba2"])
+@pytest.mark.parametrize("name", TINY)
 def test_preempted_requests_resume_from_their_states(name: str, tiny, drained: Drained) -> None:
     check_preempted(tiny(name), drained)
 

@@ -79,6 +79,11 @@ def test_states_after_every_chunk(name: str, budget: int, tiny, drained: Drained
     _run(tiny(name), drained, budget)
 
 
+@pytest.mark.parametrize("name", [name for name in TINY if name not in ("mamba2", "jamba")])
+def test_states_in_every_architecture(name: str, tiny, drained: Drained) -> None:
+    _run(tiny(name), drained, 7)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [1, 2, 3, 4, 5, 7, 16, 64, 70])
 @pytest.mark.parametrize("name", TINY)
