@@ -10,7 +10,16 @@ import pytest
 from mamba.padded_steps import check_padding_rows_touch_nobody, make_runner
 from mamba.recall import DISTANT, MODEL, answers
 from support.drained import Drained
-from support.never_waiting import check_never_waits
+from support.moved_states import (
+    GREEDY,
+    MORE,
+    PROMPT,
+    check_it_goes_on,
+    check_it_may_be_pushed_out,
+    kept,
+    two_engines,
+)
+from support.never_waiting import check_never_waits, never_waiting
 from support.recurrent_exact import TinyRecurrent, check_long_prompts, check_on_gpu
 from support.recurrent_hits import SIZES, check_tails
 from support.tiny_recurrent import TINY, save_tiny
@@ -81,3 +90,23 @@ def test_recall_over_every_distance(budget: int, state_block_size: int, drained:
 @pytest.mark.parametrize(("name", "logprobs"), [("mamba2", None), ("mamba2", 1), ("bamba", None)])
 def test_steps_never_synchronise(name: str, logprobs: int | None, tmp_path: Path, drained: Drained) -> None:
     check_never_waits(_tiny(name, tmp_path), logprobs, drained)
+
+
+def test_a_conversation_goes_on_elsewhere(tmp_path: Path, drained: Drained) -> None:
+    """Both that of the recurrent layers and that of attention, to an engine of other block sizes."""
+    model = _tiny("bamba", tmp_path)
+    model.model.to("cuda")
+    here, there = two_engines(drained, model, device="cuda", dtype="float32")
+    check_it_goes_on(model, here, there, tmp_path)
+    check_it_may_be_pushed_out(model, here, there)
+
+
+def test_steps_that_states_leave_or_come_in_never_synchronise(tmp_path: Path, drained: Drained) -> None:
+    here, there = two_engines(drained, _tiny("bamba", tmp_path), device="cuda", poison=False)
+    for _ in range(3):  # loading and recording kernels synchronises
+        there.generate([kept(here, PROMPT).prompt(MORE)], GREEDY)
+    with never_waiting(here.engine.runner) as leaving, never_waiting(there.engine.runner) as coming:
+        (output,) = there.generate([kept(here, PROMPT).prompt(MORE)], GREEDY)
+    assert output.num_cached_tokens == len(PROMPT) + 4
+    assert leaving.steps >= 5
+    assert coming.steps >= 5
