@@ -36,6 +36,9 @@ class FakeLLM:
         self.options = options
         if options.get("progress"):
             options["progress"]("Loading weights", 1, 2)
+            if options.get("record_graphs_at_start"):
+                for done in (1, 2, 3):
+                    options["progress"]("graphs", done, 3)
         self.config = SimpleNamespace(max_num_reqs=2)
         self.engine = SimpleNamespace(runner=SimpleNamespace(graphs=self.graphs))
         self.default_sampling_params = SamplingParams(temperature=0.5, top_p=0.9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 FAKE_MAIN = [sys.executable, str(Path(__file__).with_name("fake_main.py"))]
 ROOT = Path(__file__).parents[2]
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # colours, and moves of the cursor
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
 
 
@@ -137,6 +139,16 @@ def test_a_terminal_gets_the_text_and_its_cursor_back():
     # The bar hides the cursor while it draws, and the model's own control characters do not act.
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
     assert shown.endswith("one\N{REPLACEMENT CHARACTER}[2Jtwo \r\n")
+
+
+def test_a_terminal_sees_graphs_being_recorded():
+    shown, code = run_on_terminal("generate", "--record-graphs-at-start", "one two")
+    assert code == 0
+    lines = [CONTROL.sub("", line) for line in shown.splitlines()]
+    assert any(re.fullmatch(r"graphs +━+ 3/3 +[-:\d]+ *", line) for line in lines), lines
+    assert any(re.match(r"Loading weights +.*━+.* 1/2 ", line) for line in lines), "a bar of its own"
+    assert shown.rindex("\x1b[2K") > shown.rindex("3/3"), "the bars are gone when the text comes"
+    assert lines[-1].endswith("one two ")
 
 
 def test_a_terminal_sees_a_batch_advance(batch):
