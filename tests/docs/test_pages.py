@@ -59,7 +59,7 @@ def given_names(name: str, directory: Path) -> dict[str, Any]:
         shutil.copy(WHISPER / "examples" / "lights.wav", directory / "talk.mp3")
         return {"paths": ["talk.mp3", "none.mp3"]}
     if name == "recurrent_state.md 2":
-        save_tiny("mamba2", directory)
+        save_tiny("bamba", directory)
         llm, other = (LLM(str(directory), device="cpu", max_num_reqs=2, max_model_len=64) for _ in range(2))
         params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
         return {"llm": llm, "other_llm": other, "params": params, "ids": [5, 6, 7], "next_ids": [8, 9]}

@@ -50,6 +50,20 @@ def test_a_conversation_goes_on_in_steps_that_are_waited_for(tiny, drained: Drai
     check_it_may_be_pushed_out(model, there, here)
 
 
+@pytest.mark.parametrize("length", [28, 30])
+def test_completions_of_one_prompt_go_on_from_one_state(length: int, tiny, drained: Drained) -> None:
+    """Where the state ends with a block, a later completion hits the block that the first one loaded it into."""
+    model = tiny("bamba")
+    here, there = two_engines(drained, model, (16, 16))
+    prompt = kept(here, LONG[:length]).prompt([*MORE, *LONG[:9]])
+    params = replace(GREEDY, n=3)
+    (output,) = there.generate([prompt], params)
+    for completion in output.outputs:
+        assert_wholly_exact(completion, model.reference(prompt["prompt_token_ids"], 5))
+    (output,) = there.generate([prompt["prompt_token_ids"]], GREEDY)
+    assert output.num_cached_tokens == 0
+
+
 def test_what_was_read_in_one_engine_is_recalled_in_another(drained: Drained) -> None:
     """The embedded hybrid: the text goes to one engine, and the question about it to another."""
     sizes = {"device": "cpu", "dtype": "float32", "max_model_len": 1024, "max_num_reqs": 4}
