@@ -28,10 +28,7 @@ def test_shared_prefixes_of_every_remainder(name: str, tiny, drained: Drained) -
     check_remainders(tiny(name), drained, [(n, t) for n in (1, 3) for t in (0, 1, 12, 15)])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["bamba", pytest.param("mamba2", marks=pytest.mark.slow), pytest.param("jamba", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("name", ["bamba", "mamba2", "jamba"])
 def test_tails_that_look_like_decode_steps(name: str, tiny, drained: Drained) -> None:
     with replayed_steps():
         llm = hits_llm(drained, tiny(name), num_blocks=120, max_num_batched_tokens=16)
