@@ -7,6 +7,7 @@ import itertools
 import ablations
 import agreement
 import arrivals
+import gated_delta
 import offline
 import profile_step
 import pytest
@@ -152,6 +153,18 @@ def test_ablations_for_which_no_time_is_left_are_shown_as_such(run_small, capsys
     shown = capsys.readouterr().out
     assert "no graphs, W3: left out" in shown
     assert shown.splitlines()[-1].split()[-2:] == ["-", "-"]
+
+
+def test_gated_delta(run_small, capsys) -> None:
+    report = run_small(gated_delta, "--repeats", "1")
+    assert [found["step"] for found in report["cases"]] == ["decode 4", "prefill 2 x 40"]
+    for found in report["cases"]:
+        assert found["fla us"] is None  # for want of a GPU
+        assert min(found[name] for name in ("ours us", "ours fp32 us", "floor us")) > 0
+        assert 0 < found["ours off"] < 2**-8  # what rounding the outputs to bfloat16 makes
+    shown = capsys.readouterr().out
+    assert report["environment"]["command"] in shown
+    assert "ours fp32 us" in shown
 
 
 @pytest.mark.slow
