@@ -27,8 +27,9 @@ def mixed_replays(llm: LLM, scope: str = "step") -> int:
 def check_whole_steps(llm: LLM, prompts: Sequence[Any], references: Sequence[Reference], label: str) -> None:
     """Serve the prompts three times, so that steps with prefills are replays too, and compare every token.
 
-    references: of equal lengths.
+    references: of equal lengths. From here on the engine's padding holds garbage (field report C-02).
     """
+    fill_with_garbage(llm.engine.runner)
     num_tokens = len(references[0].token_ids)
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     before, mixed, skipped = llm.stats().step_ways, mixed_replays(llm), 0
@@ -48,21 +49,23 @@ def fill_with_garbage(runner: Any) -> None:
     """Before each of the runner's steps, everything that kernels prepare holds what no step may see.
 
     The values are in range, so that a read of them shows as another token or another state and not as a fault of the
-    device: they name a slot, a block and cells that belong to somebody.
+    device: they name a slot, a block and cells that belong to somebody, where there are as many.
     """
     buffers, begin = runner.inputs.buffers, runner.inputs.begin
+    slot = min(1, runner.config.max_num_reqs - 1)
+    garbage: list[tuple[torch.Tensor, int]] = [
+        (buffers.input_ids, min(7, runner.model_state.vocab_size - 1)),
+        (buffers.positions, 3),
+        (buffers.seq_lens, min(40, runner.max_model_len)),
+        (buffers.logits_indices, min(1, runner.config.max_num_batched_tokens - 1)),
+        (buffers.expanded_idx_mapping, slot),
+        (buffers.expanded_local_pos, 0),
+    ]
+    of_groups = (runner.cache_groups, runner.num_blocks, buffers.block_tables, buffers.slot_mappings)
+    for group, num_blocks, table, mapping in zip(*of_groups, strict=True):
+        garbage += [(table, min(1, num_blocks - 1)), (mapping, min(17, num_blocks * group.block_size - 1))]
 
     def begin_on_garbage(*args: Any) -> InputBatch:
-        garbage: list[tuple[torch.Tensor, int]] = [
-            (buffers.input_ids, 7),
-            (buffers.positions, 3),
-            (buffers.seq_lens, 40),
-            (buffers.logits_indices, 1),
-            (buffers.expanded_idx_mapping, 1),
-            (buffers.expanded_local_pos, 0),
-            *((table, 1) for table in buffers.block_tables),
-            *((mapping, 17) for mapping in buffers.slot_mappings),
-        ]
         for tensor, value in garbage:
             tensor.fill_(value)
         return begin(*args)
