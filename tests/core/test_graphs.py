@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -12,9 +14,12 @@ from support.drained import Drained
 from support.replays import HostRecorder, replayed_steps
 from support.tiny_models import save_tiny
 
-from core_runner import SamplingParams
+from core_runner import RunnerConfig, SamplingParams
+from core_runner.errors import ConfigError
 from core_runner.graphs import StepGraphs, StepShape
+from core_runner.loader import use_graphs
 from core_runner.scheduling.output import SchedulerOutput
+from model_states.errors import CapabilityError
 
 
 def make(max_num_reqs: int = 256, max_num_tokens: int = 8192, recorder=None) -> StepGraphs:
@@ -82,6 +87,52 @@ def test_without_a_recorder_steps_run_eagerly_and_say_so() -> None:
     assert graphs.shape(step(1)) is None
     assert graphs.counts == {"eager: no graphs": 1}
     assert not graphs.enabled
+
+
+def _uses_graphs(cuda_graphs: bool | None, device: str, *capabilities: str) -> bool:
+    """Of a model state with these capabilities that is loaded to the device, which need not be there."""
+    body = {"name": "stub", "capabilities": frozenset(capabilities)}
+    state: Any = type("Stub", (), body)()
+    state.config = SimpleNamespace(device=torch.device(device))
+    return use_graphs(RunnerConfig(model="any", cuda_graphs=cuda_graphs), state)
+
+
+@pytest.mark.parametrize(
+    ("cuda_graphs", "device", "uses"),
+    [
+        (None, "cuda", True),
+        (True, "cuda:1", True),
+        (False, "cuda", False),
+        (None, "cpu", False),
+        (False, "cpu", False),
+    ],
+)
+def test_graphs_are_for_a_gpu_unless_they_are_switched_off(
+    cuda_graphs: bool | None, device: str, uses: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _uses_graphs(cuda_graphs, device, "graphs", "prefix_cache") == uses
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("capabilities", [(), ("graphs",)])
+def test_graphs_that_are_asked_for_need_a_gpu(capabilities: tuple[str, ...]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"cuda_graphs=True needs a GPU, and the device is cpu; leave it out"
+    ):
+        _uses_graphs(True, "cpu", *capabilities)
+
+
+def test_a_model_state_without_graphs_gets_none_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """On a GPU it is logged, unless graphs are off anyway; who asks for them by name is refused."""
+    assert not _uses_graphs(False, "cuda", "prefix_cache")
+    assert not _uses_graphs(None, "cpu", "prefix_cache")
+    assert not caplog.text
+    assert not _uses_graphs(None, "cuda", "prefix_cache")
+    assert "model state 'stub' has no graphs" in caplog.text
+    with pytest.raises(
+        CapabilityError, match=r"'stub' has no graphs .*; it has: prefix_cache\. Switch it off"
+    ):
+        _uses_graphs(True, "cuda", "prefix_cache")
 
 
 class Count:

@@ -47,7 +47,7 @@ class ToyState(ModelState):
         super().__init__(config)
         self.vocab_size = int(config.checkpoint.raw_config["vocab_size"])
         self.block_size = config.block_size
-        self.cells_too_many = torch.zeros(config.max_num_reqs + 1, dtype=torch.int64)
+        self.cells_too_many = torch.zeros(config.max_num_reqs + 1, dtype=torch.int64, device=config.device)
 
     @hookimpl
     def cache_groups(self) -> list[CacheGroup]:
@@ -71,11 +71,11 @@ class ToyState(ModelState):
         # Of padding: no place, -1, and no row, which is taken for the last one.
         places = batch.slot_mappings[0]
         self.cache.view(-1)[places[places >= 0]] = batch.input_ids[places >= 0].float()
-        tokens = torch.arange(len(batch.input_ids))
+        tokens = torch.arange(len(batch.input_ids), device=places.device)
         rows = torch.searchsorted(batch.query_start_loc, tokens, right=True) - 1
         rows = rows.clamp(max=len(batch.idx_mapping) - 1)
         cells = self.cache[batch.block_tables[0].long()].flatten(1)  # [num_reqs, max_blocks * block_size]
-        places = torch.arange(cells.shape[1])
+        places = torch.arange(cells.shape[1], device=cells.device)
         last = batch.positions + self.cells_too_many[batch.idx_mapping.long()][rows]
         terms = (cells * weight(places))[rows]
         return torch.where(places <= last[:, None], terms, 0).sum(1)
@@ -112,7 +112,7 @@ class ToyTable:
         self._best = self.table.argmax(1).tolist()
 
     def __call__(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self.table[keys % len(self.table)]
+        return self.table.to(keys.device)[keys % len(self.table)]
 
     def greedy(self, prompt: Sequence[int], max_tokens: int, stop: Sequence[int] = ()) -> list[int]:
         """Ids after `prompt`, by the formula alone, up to the first that is in `stop`."""
