@@ -16,10 +16,12 @@ from support.never_waiting import never_waiting
 from support.odd_ids import OddIds
 from support.reference import assert_exact, greedy_reference
 from support.tiny_models import TINY, save_tiny
+from support.toy_model import ToyPlugin, ToyTable, save_toy
 from support.whole_steps import check_whole_steps, fill_with_garbage, mixed_replays, ways_since
 
 from core_runner import LLM, SamplingParams
 from core_runner.request import Request
+from model_states.errors import CapabilityError
 from model_states.recording import CudaRecorder
 
 pytestmark = pytest.mark.gpu
@@ -61,6 +63,7 @@ def test_equals_transformers_generate(name: str, tmp_path: Path, drained: Draine
 # What a request asks for -> where its sampling may run: "step" inside of a step's graph, "forward" behind a graph.
 MIXED = {
     "greedy": ("step", {"temperature": 0.0}),
+    "top_k": ("step", {"top_k": 5, "top_p": 0.9}),
     "top_p": ("step", {"top_p": 0.9}),
     "min_p": ("step", {"min_p": 0.1}),
     "logprobs": ("forward", {"temperature": 0.8, "top_k": 20, "logprobs": 3, "prompt_logprobs": 3}),
@@ -96,7 +99,7 @@ def test_steps_never_synchronise(tmp_path: Path, drained: Drained, monkeypatch: 
     # Loading a kernel synchronises, and so does recording a graph: every shape is met before.
     for _ in range(3):
         llm.generate(_prompts(len(params)), params)
-    before, steps = llm.stats().step_ways, llm.stats().steps
+    before, steps, mixed = llm.stats().step_ways, llm.stats().steps, mixed_replays(llm)
     with never_waiting(llm.engine.runner) as counted:
         outputs = llm.generate(_prompts(len(params)), params)
     assert all(len(output.outputs[0].token_ids) == 24 for output in outputs)
@@ -105,6 +108,7 @@ def test_steps_never_synchronise(tmp_path: Path, drained: Drained, monkeypatch: 
     assert counted.masks > 20
     ways = ways_since(llm, before)
     assert min(ways["step graph"], ways["forward graph"]) > 20, ways
+    assert mixed_replays(llm) > mixed, "no step with a prefill was replayed"
     for name, output in zip(names, outputs, strict=True):
         tokens = output.outputs[0].token_ids
         assert name != "allowed" or set(tokens) <= set(range(3, 99))
@@ -206,6 +210,22 @@ def test_a_broken_recording_spoils_no_other() -> None:
         replays.append(recorder.record(lambda factor=factor: x * factor))
     for factor, replay in enumerate(replays, start=2):
         assert torch.equal(replay(), x * factor)
+
+
+def test_a_model_state_without_graphs_runs_eagerly(tmp_path: Path, drained: Drained) -> None:
+    table = ToyTable(50, seed=3)
+    plugin = ToyPlugin(table)
+    plugin.state.capabilities = plugin.state.capabilities - {"graphs"}
+    options: dict[str, Any] = {"plugins": [plugin], "device": "cuda", "block_size": 16, "num_blocks": 33}
+    llm = drained(save_toy(tmp_path, 50), **options)
+    prompts = [[7, 3, 11, last] for last in range(1, 7)]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+        assert output.outputs[0].token_ids == table.greedy(prompt, 20)
+    assert set(llm.stats().step_ways) == {"eager: no graphs"}
+    assert not llm.engine.runner.graphs.graphs
+    with pytest.raises(CapabilityError, match="'toy-logits' has no graphs"):
+        LLM(str(tmp_path), cuda_graphs=True, **options)
 
 
 # Calls of the CUDA API in a steady step, by the beginning of their names. Each step has these, and no more:
