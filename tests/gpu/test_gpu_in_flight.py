@@ -53,8 +53,8 @@ def test_replacing_a_request_at_every_phase(
     llm = drained(str(tmp_path), **options, **sizes(16, num_blocks))
     traffic = LaggingTraffic(llm, partial(retraced_reference, model), num_blocks, eos)
     traffic.lag_cycles, before = LAG_CYCLES[is_recorded], llm.stats().steps
-    num_skipped = check_replacing(traffic, is_recorded)
-    assert num_skipped <= sum(map(len, traffic.emitted.values())) // 100
+    # One request in hundreds may meet a near-tie, and its rest is not compared.
+    assert check_replacing(traffic, is_recorded) <= 2 * traffic.block_size
     assert traffic.num_behind > (llm.stats().steps - before) // 2, "the device was not behind"
 
 
