@@ -60,7 +60,7 @@ def rounding(dtype: torch.dtype, *, tensor_cores: bool) -> float:
     """
     if dtype != torch.float32:
         return 2.5 * torch.finfo(dtype).eps
-    return 5e-3 if tensor_cores else 1e-5
+    return 5e-3 if tensor_cores else 3e-5
 
 
 def distance(got: torch.Tensor, want: torch.Tensor) -> float:
