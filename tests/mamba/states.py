@@ -42,8 +42,10 @@ def held_state(runner: ModelRunner, slot: int, num_computed: int) -> States:
 def recomputed_state(model: Any, tokens: list[int]) -> States:
     """By layer with state, what transformers' cache holds after one pass over all tokens."""
     outputs = model(torch.tensor([tokens], device=model.device), use_cache=True)
+    # Releases of transformers call it differently.
+    caches = (outputs.get(name) for name in ("cache", "cache_params", "past_key_values"))
     states = []
-    for layer in (outputs.get("cache") or outputs.get("past_key_values")).layers:
+    for layer in next(cache for cache in caches if cache is not None).layers:
         if hasattr(layer, "recurrent_states"):
             states.append({"conv": layer.conv_states[0][0].T, "ssm": layer.recurrent_states[0][0]})
     return states
