@@ -46,7 +46,8 @@ def recomputed_state(model: Any, tokens: list[int]) -> States:
     caches = (outputs.get(name) for name in ("cache", "cache_params", "past_key_values"))
     states = []
     for layer in next(cache for cache in caches if cache is not None).layers:
-        if hasattr(layer, "recurrent_states"):
+        # Some releases give layers without a state one that stays empty.
+        if hasattr(layer, "recurrent_states") and layer.conv_states[0] is not None:
             states.append({"conv": layer.conv_states[0][0].T, "ssm": layer.recurrent_states[0][0]})
     return states
 
