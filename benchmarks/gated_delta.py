@@ -30,12 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from common import environment, median, show_table, timed
 from few_rows import microseconds
-from model_states_linear.kernels.gated_delta import (
-    DeltaInputs,
-    DeltaWeights,
-    gated_delta,
-    gated_delta_torch,
-)
+from model_states_linear.kernels.delta_chunks import DeltaInputs, DeltaWeights
+from model_states_linear.kernels.gated_delta import gated_delta, gated_delta_torch
 
 from model_states.recurrent_step import RecurrentStep
 

@@ -11,7 +11,8 @@ from model_states.components.recurrent_state import state_dtype
 from model_states.kernels.rope_write import Rotary
 from model_states.rewrites.mixer import Mixer, check_silu
 from model_states.rewrites.products import Projection, merged
-from model_states_linear.kernels.gated_delta import DeltaInputs, DeltaWeights, gated_delta
+from model_states_linear.kernels.delta_chunks import DeltaInputs, DeltaWeights
+from model_states_linear.kernels.gated_delta import gated_delta
 from model_states_linear.kernels.gated_norm import gated_norm
 
 

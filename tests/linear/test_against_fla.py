@@ -10,7 +10,8 @@ import pytest
 import torch
 from linear.step_cases import CASES, make_pool, make_step
 from linear.test_gated_delta import make_inputs, make_weights
-from model_states_linear.kernels.gated_delta import DeltaInputs, DeltaWeights, gated_delta_triton
+from model_states_linear.kernels.delta_chunks import DeltaInputs, DeltaWeights
+from model_states_linear.kernels.gated_delta import gated_delta_triton
 from support.peer_kernels import (
     counted_range,
     distance,

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from linear.step_cases import CASES, NUM_PADDING, make_pool, make_step, walk
-from model_states_linear.kernels.gated_delta import (
-    DeltaInputs,
-    DeltaWeights,
-    gated_delta_torch,
-    gated_delta_triton,
-)
+from model_states_linear.kernels.delta_chunks import DeltaInputs, DeltaWeights
+from model_states_linear.kernels.gated_delta import gated_delta_torch, gated_delta_triton
 from torch.nn import functional
 
 OPS = [gated_delta_torch, gated_delta_triton]

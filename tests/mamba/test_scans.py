@@ -7,8 +7,10 @@ import random
 import pytest
 import torch
 from mamba.step_cases import DECODE, MIXED, expected_states, make_pool, make_step
-from model_states_mamba.kernels import selective_scan, ssd_chunks, ssd_decode, ssd_scan
+from model_states_mamba.kernels import selective_scan, ssd_decode, ssd_scan
 from torch.nn import functional
+
+from model_states.kernels import state_chunks
 
 CASES = [*MIXED, DECODE]
 
@@ -198,8 +200,8 @@ def test_the_chunks_of_every_row_have_slots_of_their_own(chunk: int) -> None:
     start = free = 0
     for row, length in enumerate(lengths):
         computed = draw.randrange(2 * chunk)
-        first = ssd_chunks._first_slot.fn(start, row, chunk)
+        first = state_chunks.first_slot.fn(start, row, chunk)
         assert first >= free
         free = first + (computed + length - 1) // chunk - computed // chunk + 1
         start += length
-    assert free <= ssd_chunks._num_slots(start, len(lengths), chunk)
+    assert free <= state_chunks.num_slots(start, len(lengths), chunk)

@@ -19,8 +19,6 @@ and takes states as `RecurrentStep` says. Sums are fp32. Padding tokens of y are
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch.nn import functional
 
@@ -29,27 +27,16 @@ from model_states.kernels.programmatic_launch import gdc_launch_dependents, gdc_
 from model_states.kernels.state_chunks import chunk_bounds, chunk_targets, row_chunks
 from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import CHUNK_SIZE, RecurrentStep
+from model_states_linear.kernels.delta_chunks import (
+    DeltaInputs,
+    DeltaWeights,
+    delta_chunks,
+    inverse_length,
+    log_decay,
+)
 
 # Of the Triton scan: what an unrolled solution of longer chunks holds does not fit in registers.
 _CHUNK = 16
-
-
-class DeltaInputs(NamedTuple):
-    """What the tokens bring: q, k [num_tokens, J, K], v [num_tokens, H, V], a, b [num_tokens, H]."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
-
-
-class DeltaWeights(NamedTuple):
-    """Parameters of one layer: rate (negative) and dt_bias fp32 [H], and the largest beta."""
-
-    rate: torch.Tensor
-    dt_bias: torch.Tensor
-    max_beta: float
 
 
 def gated_delta_torch(
@@ -109,49 +96,14 @@ def _decode_torch(prepared: DeltaInputs, pool: torch.Tensor, step: RecurrentStep
     pool[step.final_rows] = torch.where(is_real[..., None], state, 0.0).to(pool.dtype)
 
 
-@triton.jit
-def _log_decay(a, rate, dt_bias) -> tl.tensor:
-    """rate softplus(a + dt_bias). log(1 + e) is that of the rounded sum, plus what the sum lost: decays are small."""
-    x = a.to(tl.float32) + dt_bias
-    e = tl.exp(-tl.abs(x))
-    rounded = 1.0 + e
-    return rate * (tl.maximum(x, 0.0) + tl.log(rounded) + (e - (rounded - 1.0)) / rounded)
-
-
-@triton.jit
-def _unit(x) -> tl.tensor:
-    """Rows of x [n, K] at length 1, fp32."""
-    wide = x.to(tl.float32)
-    return wide * tl.rsqrt(tl.sum(wide * wide, 1) + 1e-6)[:, None]
-
-
-@triton.jit
-def _inverse(lower, t, LEVELS: tl.constexpr) -> tl.tensor:
-    """(I + the part of `lower` below its diagonal)^-1 for [T, T] of 2^LEVELS rows.
-
-    Blocks on the diagonal are inverted in pairs: the inverse of [[A, 0], [B, C]] has -C^-1 B A^-1 in B's place. Unlike
-    powers of `lower`, this stays small where neighbouring keys are alike.
-    """
-    inverse = (t[:, None] == t[None, :]).to(tl.float32)
-    for level in tl.static_range(LEVELS):
-        size = 1 << level
-        row, column = t[:, None] // size, t[None, :] // size
-        between = tl.where((row % 2 == 1) & (row - 1 == column), lower, 0.0)
-        right = tl.dot(between, inverse, input_precision="ieee")
-        inverse -= tl.dot(inverse, right, input_precision="ieee")
-    return inverse
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _gated_delta_kernel(
     q,
     k,
     v,
-    a,
-    b,
-    rate,
-    dt_bias,
-    max_beta,
+    scalars,
+    corrections,
+    seen,
     pool,
     query_start_loc,
     seq_lens,
@@ -161,11 +113,10 @@ def _gated_delta_kernel(
     block_table,
     block_table_stride,
     y,
+    num_tokens,
     q_stride,
     k_stride,
     v_stride,
-    a_stride,
-    b_stride,
     NUM_HEADS: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
@@ -173,14 +124,13 @@ def _gated_delta_kernel(
     BLOCK_SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    LEVELS: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ) -> None:
     row, head = tl.program_id(0), tl.program_id(1)
     start = tl.load(query_start_loc + row)
-    num_tokens = tl.load(query_start_loc + row + 1) - start
-    if num_tokens > 0:
+    row_tokens = tl.load(query_start_loc + row + 1) - start
+    if row_tokens > 0:
         key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
         cv = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
         ck = tl.arange(0, BLOCK_K)
@@ -188,12 +138,12 @@ def _gated_delta_kernel(
         has_state = (cv < VALUE_SIZE)[:, None] & (ck < KEY_SIZE)[None, :]
         place = (head * VALUE_SIZE + cv[:, None]) * KEY_SIZE + ck[None, :]
         pool_stride = tl.full((), NUM_HEADS * VALUE_SIZE * KEY_SIZE, tl.int64)
+        plane = tl.full((), NUM_HEADS, tl.int64) * num_tokens
         end = tl.load(seq_lens + row)
-        computed = end - num_tokens
+        computed = end - row_tokens
         source = tl.load(source_rows + row).to(tl.int64)
         final = tl.load(final_rows + row)
         scratch = tl.load(scratch_rows + row)
-        head_rate, head_bias = tl.load(rate + head), tl.load(dt_bias + head)
         state = tl.load(pool + source * pool_stride + place, mask=has_state, other=0.0).to(tl.float32)
         unit, num_chunks = row_chunks(computed, end, scratch, CHUNK)
         for i in range(num_chunks):
@@ -207,27 +157,23 @@ def _gated_delta_kernel(
             ks = tl.load(k + token[:, None] * k_stride + at_k, mask=has_k, other=0.0)
             at_v = head * VALUE_SIZE + cv[None, :]
             vs = tl.load(v + token[:, None] * v_stride + at_v, mask=has_v, other=0.0)
+            at_t = head.to(tl.int64) * num_tokens + token
+            total = tl.load(scalars + at_t, mask=has_t, other=0.0)
+            q_factor = tl.load(scalars + plane + at_t, mask=has_t, other=0.0)
+            k_factor = tl.load(scalars + 2 * plane + at_t, mask=has_t, other=0.0)
+            whole = tl.load(scalars + (head.to(tl.int64) * num_tokens + start + last - 1 - computed))
+            at_u = at_t[:, None] * BLOCK_T + t[None, :]
+            correction = tl.load(corrections + at_u, mask=has_t[:, None], other=0.0)
+            product = tl.load(seen + at_u, mask=has_t[:, None], other=0.0)
             # The products are of the model's dtype, and their sums fp32.
-            qs = (_unit(qs) * (KEY_SIZE**-0.5)).to(qs.dtype)
-            ks = _unit(ks).to(ks.dtype)
-            raw = tl.load(a + token * a_stride + head, mask=has_t, other=0.0)
-            log_decay = tl.where(has_t, _log_decay(raw, head_rate, head_bias), 0.0)
-            raw = tl.load(b + token * b_stride + head, mask=has_t, other=0.0).to(tl.float32)
-            beta = tl.where(has_t, max_beta * tl.sigmoid(raw), 0.0)
-            total = tl.cumsum(log_decay, 0)
-            whole = tl.sum(log_decay, 0)
+            qs = (qs.to(tl.float32) * q_factor[:, None]).to(qs.dtype)
+            ks = (ks.to(tl.float32) * k_factor[:, None]).to(ks.dtype)
             decayed = tl.exp(total)[:, None]
-            between = tl.exp(
-                tl.where(t[:, None] >= t[None, :], total[:, None] - total[None, :], float("-inf"))
-            )
-            system = tl.dot(ks, tl.trans(ks), input_precision="ieee") * between * beta[:, None]
             before = tl.trans(state).to(ks.dtype)
             wanted = vs.to(tl.float32) - decayed * tl.dot(ks, before, input_precision="ieee")
-            inverse = _inverse(system, t, LEVELS)
-            new = tl.dot(inverse, beta[:, None] * wanted, input_precision="ieee").to(vs.dtype)
-            seen = (tl.dot(qs, tl.trans(ks), input_precision="ieee") * between).to(vs.dtype)
+            new = tl.dot(correction, wanted, input_precision="ieee").to(vs.dtype)
             ys = decayed * tl.dot(qs, before, input_precision="ieee")
-            ys += tl.dot(seen, new, input_precision="ieee")
+            ys += tl.dot(product, new, input_precision="ieee")
             target = y + (token[:, None] * NUM_HEADS + head) * VALUE_SIZE + cv[None, :]
             tl.store(target, ys.to(y.dtype.element_ty), mask=has_v)
             left = (ks.to(tl.float32) * tl.exp(whole - total)[:, None]).to(vs.dtype)
@@ -291,19 +237,20 @@ def _decode_kernel(
     raw = tl.load(b + row * b_stride + head, mask=final > 0, other=0.0).to(tl.float32)
     beta = max_beta * tl.sigmoid(raw)
     raw = tl.load(a + row * a_stride + head, mask=final > 0, other=0.0)
-    state *= tl.exp(_log_decay(raw, head_rate, head_bias))
-    ks = _unit(ks)
+    state *= tl.exp(log_decay(raw, head_rate, head_bias))
+    ks = ks.to(tl.float32) * inverse_length(ks)[:, None]
     error = vs - tl.sum(state * ks, 1)
     state += (beta * error)[:, None] * ks
     tl.store(pool + final * pool_stride + place, state.to(pool.dtype.element_ty), mask=has_state)
-    ys = tl.sum(state * _unit(qs), 1) * (KEY_SIZE**-0.5)
+    qs = qs.to(tl.float32) * inverse_length(qs)[:, None]
+    ys = tl.sum(state * qs, 1) * (KEY_SIZE**-0.5)
     tl.store(y + (row * NUM_HEADS + head) * VALUE_SIZE + cv, ys.to(y.dtype.element_ty), mask=cv < VALUE_SIZE)
 
 
 def gated_delta_triton(
     inputs: DeltaInputs, weights: DeltaWeights, pool: torch.Tensor, step: RecurrentStep, y: torch.Tensor
 ) -> None:
-    """Launch one program for each row, head and piece of a head; it walks the row's chunks in order."""
+    """Launch one program for each row, head and piece of a head; it walks the chunks of `delta_chunks` in order."""
     num_heads, value_size, key_size = pool.shape[1:]
     strides = [part.stride(0) for part in inputs]
     num_rows = len(step.seq_lens)
@@ -335,8 +282,10 @@ def gated_delta_triton(
     chunk = min(_CHUNK, step.block_size)
     block_t = max(chunk, 16)
     _gated_delta_kernel[(num_rows, *grid)](
-        *inputs,
-        *weights,
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        *delta_chunks(inputs, weights, step, chunk, block_t),
         pool,
         step.query_start_loc,
         step.seq_lens,
@@ -346,11 +295,11 @@ def gated_delta_triton(
         step.block_table,
         step.block_table.stride(0),
         y,
-        *strides,
+        len(y),
+        *strides[:3],
         BLOCK_SIZE=step.block_size,
         CHUNK=chunk,
         BLOCK_T=block_t,
-        LEVELS=block_t.bit_length() - 1,
         BLOCK_V=block_v,
         **sizes,
         num_warps=4 if is_narrow else 8,

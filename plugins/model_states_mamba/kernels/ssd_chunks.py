@@ -17,7 +17,14 @@ from typing import Final
 
 import torch
 
-from model_states.kernels.state_chunks import chunk_bounds, chunk_targets, row_chunks
+from model_states.kernels.state_chunks import (
+    chunk_bounds,
+    chunk_of_slot,
+    chunk_targets,
+    first_slot,
+    num_slots,
+    row_chunks,
+)
 from model_states.kernels.triton_import import tl, triton
 from model_states.recurrent_step import RecurrentStep
 from model_states_mamba.kernels.ssd_parts import (
@@ -34,46 +41,6 @@ _CHUNK: Final = 64
 _PROGRAMS: Final = 256  # two of them fill a multiprocessor of an H200
 _DECAY_HEADS: Final = 16  # that a program of the first kernel takes
 _PIECE_N: Final = 128  # columns of a state that a program of the second kernel takes
-
-
-def _num_slots(num_tokens: int, num_rows: int, chunk: int) -> int:
-    """Slots for any rows of so many tokens in all."""
-    return num_tokens // chunk + 2 * num_rows
-
-
-@triton.jit
-def _first_slot(start, row, CHUNK: tl.constexpr) -> tl.tensor:
-    """Slot of a row's first chunk, from its first token: n tokens lie in at most n // CHUNK + 2 chunks."""
-    return start // CHUNK + 2 * row
-
-
-@triton.jit
-def _row_of_slot(slot, query_start_loc, num_rows, CHUNK: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
-    """The last row whose first slot is not behind `slot`."""
-    row = -1
-    for first in range(0, num_rows, BLOCK):
-        rows = first + tl.arange(0, BLOCK)
-        starts = tl.load(query_start_loc + rows, mask=rows < num_rows, other=0)
-        is_before = (_first_slot(starts, rows, CHUNK) <= slot) & (rows < num_rows)
-        row += tl.sum(is_before.to(tl.int32), 0)
-    return row
-
-
-@triton.jit
-def _chunk_of_slot(
-    slot, query_start_loc, seq_lens, num_rows, CHUNK: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Row of a slot, its chunk k of that row, the chunk's first token, and its tokens: 0 where there is none.
-
-    A row of one token is `_ssd_decode_kernel`'s.
-    """
-    row = _row_of_slot(slot, query_start_loc, num_rows, CHUNK, 256)
-    start = tl.load(query_start_loc + row)
-    num_tokens = tl.load(query_start_loc + row + 1) - start
-    end = tl.load(seq_lens + row)
-    k = slot - _first_slot(start, row, CHUNK)
-    first, last = chunk_bounds(end - num_tokens, end, CHUNK, k)
-    return row, k, (start + first - end + num_tokens).to(tl.int64), tl.where(num_tokens > 1, last - first, 0)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"])
@@ -95,7 +62,8 @@ def _ssd_decays_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ) -> None:
-    _, _, begin, count = _chunk_of_slot(tl.program_id(0), query_start_loc, seq_lens, num_rows, CHUNK)
+    # A row of one token is `_ssd_decode_kernel`'s.
+    _, _, begin, count = chunk_of_slot(tl.program_id(0), query_start_loc, seq_lens, num_rows, CHUNK, 2)
     if count > 0:
         t, h = tl.arange(0, BLOCK_T), tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
         has_t, has_h = (t < count)[:, None], h < NUM_HEADS
@@ -162,7 +130,7 @@ def _ssd_states_kernel(
         scratch = tl.load(scratch_rows + row)
         has_source = has_n[None, :] & (p < tl.where(source > 0, HEAD_SIZE - first_p, 0))[:, None]
         state = tl.load(pool + source * pool_stride + place, mask=has_source, other=0.0).to(tl.float32)
-        first_slot = _first_slot(start, row, CHUNK) - computed // CHUNK
+        slot_of_start = first_slot(start, row, CHUNK) - computed // CHUNK
         unit, num_chunks = row_chunks(computed, end, scratch, CHUNK)
         decays += head.to(tl.int64) * step_tokens
         time_steps += head.to(tl.int64) * step_tokens
@@ -180,7 +148,7 @@ def _ssd_states_kernel(
             b_at = b + (begin * B_STRIDE + column) + t[:, None] * B_STRIDE + n[None, :]
             bs = tl.load(b_at, mask=has_t[:, None] & has_n[None, :], other=0.0)
             if (k > 0) & (first % CHUNK == 0) | (k == 0) & (source > 0):
-                slot = (first_slot + first // CHUNK).to(tl.int64)
+                slot = (slot_of_start + first // CHUNK).to(tl.int64)
                 tl.store(
                     starts + slot * pool_stride + place, state.to(starts.dtype.element_ty), mask=has_state
                 )
@@ -234,7 +202,8 @@ def _ssd_outputs_kernel(
     STAGES: tl.constexpr,
 ) -> None:
     first_head, slot = tl.program_id(0) * HEADS, tl.program_id(1)
-    row, k, begin, count = _chunk_of_slot(slot, query_start_loc, seq_lens, num_rows, CHUNK)
+    # A row of one token is `_ssd_decode_kernel`'s.
+    row, k, begin, count = chunk_of_slot(slot, query_start_loc, seq_lens, num_rows, CHUNK, 2)
     if count > 0:
         source = tl.load(source_rows + row)
         first_p = tl.program_id(2) * BLOCK_P
@@ -306,14 +275,14 @@ def ssd_chunks_triton(
     """Launch the three kernels: by chunk and heads, by row, head and piece of a state, by chunk, heads and piece."""
     num_rows, (num_heads, head_size, state_size) = len(step.seq_lens), pool.shape[1:]
     chunk = min(_CHUNK, step.block_size)
-    num_slots = _num_slots(len(x), num_rows, chunk)
-    starts = x.new_empty(num_slots, num_heads, head_size, state_size)
+    slots = num_slots(len(x), num_rows, chunk)
+    starts = x.new_empty(slots, num_heads, head_size, state_size)
     decays, time_steps = x.new_empty(2, num_heads, len(x), dtype=torch.float32)
     sizes = constants(pool, b, after)
     flags = {name: sizes.pop(name) for name in ("HAS_GATE", "HAS_NORM", "GATE_LAST")}
     sizes |= {"CHUNK": chunk, "BLOCK_T": max(chunk, 16)}
     block_n = min(sizes["BLOCK_N"], _PIECE_N)
-    _ssd_decays_kernel[(num_slots, triton.cdiv(num_heads, _DECAY_HEADS))](
+    _ssd_decays_kernel[(slots, triton.cdiv(num_heads, _DECAY_HEADS))](
         *(dt, weights.a, weights.dt_bias, *weights.dt_limits),
         *(step.query_start_loc, step.seq_lens, num_rows),
         *(decays, time_steps, len(x)),
@@ -340,7 +309,7 @@ def ssd_chunks_triton(
         **_states_options(math.prod(grid)),
     )
     heads = _heads_in_turn(num_heads, num_heads // b.shape[1], triton.cdiv(len(x), chunk))
-    _ssd_outputs_kernel[(num_heads // heads, num_slots, num_pieces(head_size))](
+    _ssd_outputs_kernel[(num_heads // heads, slots, num_pieces(head_size))](
         *(x, b, c, weights.d),
         *(step.query_start_loc, step.seq_lens, step.source_rows, num_rows),
         *(starts, decays, time_steps, len(x)),
