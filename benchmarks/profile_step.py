@@ -96,7 +96,7 @@ def measure(args: argparse.Namespace) -> Report:
     All is timed before anything is profiled: a profiler that has been in a process may slow its launches for good.
     """
     small = args.small
-    counts = sorted(args.requests or ([1, 4, 8] if small else [1, 64, 256, 1024]))
+    counts = sorted(set(args.requests or ([1, 4, 8] if small else [1, 64, 256, 1024])))
     few = [count for count in counts if count <= MAX_NUM_REQS[small]]
     num_steps, prompt_len = args.steps or (2 if small else 64), 8 if small else 128
     works = {name: work.jobs(MODELS[args.model]["vocab_size"]) for name, work in workloads(small).items()}

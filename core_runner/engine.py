@@ -79,11 +79,11 @@ class Engine:
 
     def abort(self, req_id: str) -> bool:
         """End a request at once, wherever it stands; False when there is none of that name. It emits no more."""
-        return self.scheduler.abort(req_id)
+        return self._ended(self.scheduler.abort(req_id))
 
     def finish(self, req_id: str) -> bool:
         """End a request as stopped, for a reason that only the caller sees, such as a stop string."""
-        return self.scheduler.finish(req_id)
+        return self._ended(self.scheduler.finish(req_id))
 
     def step(self) -> list[RequestUpdate]:
         """Launch one step and read the oldest one that is due: what its requests gained.
@@ -109,6 +109,7 @@ class Engine:
         if self._in_flight and (scheduled is None or len(self._in_flight) > self._depth):
             oldest, output = self._in_flight.popleft()
             updates += self.scheduler.update(oldest, output.get_output())
+            self._ended(any(u.finish_reason and u.request.model_inputs for u in updates))
         elif scheduled is None and self.scheduler.has_unfinished and not self._flush():
             time.sleep(_PAUSE_S)  # every request waits for its grammar, whose thread needs the time
         self._elapsed_s += time.perf_counter() - started
@@ -156,6 +157,12 @@ class Engine:
         while self.has_unfinished:
             self.step()
         self._flush()
+
+    def _ended(self, has_ended: bool) -> bool:
+        """Where a request may leave its state, it is there as soon as the request has ended."""
+        if has_ended and "restore" in self.runner.model_state.capabilities:
+            self._flush()
+        return has_ended
 
     def _flush(self) -> bool:
         """Have the runner give up slots without a step: what they held may be what the next request waits for."""

@@ -160,7 +160,9 @@ class ModelRunner:
         self._pending = None
         held = [slot for slot, req_id in enumerate(self.request_states.req_ids) if req_id is not None]
         self._apply_changes(
-            SchedulerOutput.empty(len(self.cache_groups), [RemovedRequest(slot, "aborted") for slot in held])
+            SchedulerOutput.empty(
+                len(self.cache_groups), [RemovedRequest(slot, "interrupted") for slot in held]
+            )
         )
         self._writer.flush()
 

@@ -9,6 +9,7 @@ import torch
 from core_runner.graphs import StepGraphs, StepShape
 from core_runner.input_batch import InputPreparer
 from core_runner.loader import Progress
+from core_runner.sampling.sampler import DefaultSampler
 from core_runner.scheduling.output import SchedulerOutput
 from model_states import InputBatch, ModelState, SamplerOutput
 from model_states.binding import Hooks
@@ -62,7 +63,9 @@ class StepLauncher:
         """
         variant = None
         if samples and shape is not None:
-            variant = (self._last_variant if repeats else None) or self._variant(batch)
+            # A plugin's sampler may look at more than rows.
+            known = self._last_variant if repeats and type(self._sampler) is DefaultSampler else None
+            variant = known or self._variant(batch)
         self._last_variant = variant
         if shape is None or variant is None or self._graphs.is_refused("step", shape, variant):
             return self._forward(batch, shape), None

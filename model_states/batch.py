@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-RemoveReason = Literal["finished", "preempted", "aborted"]
+RemoveReason = Literal["finished", "preempted", "aborted", "interrupted"]
 IntArray = npt.NDArray[np.int32]
 
 
@@ -24,6 +24,10 @@ class RequestInputs(Protocol):
     @property
     def prompt_len(self) -> int:
         """Tokens of the user's prompt."""
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | npt.NDArray[np.int32]:
+        """The user's prompt, [prompt_len]."""
 
     @property
     def model_inputs(self) -> Mapping[str, Any]:

@@ -137,7 +137,8 @@ class HotHooks:
         Called when a request leaves its slot, before the admissions of the same step. Never during capture.
 
         :param slot: the slot that `add_request` was given.
-        :param reason: "finished", "preempted" or "aborted"; a preempted request comes back by `add_request`.
+        :param reason: "finished", "aborted", "preempted" (it comes back by `add_request`), or "interrupted": a step
+            failed, and what is kept may be half done.
         :returns: nothing.
 
         Must not free device memory that a step in flight may still use, and must not wait for the device.

@@ -13,8 +13,8 @@ from core_runner.scheduling.output import BlockUpdate, IntArray
 from core_runner.scheduling.prefix_cache import GroupSpec, PrefixCache, PrefixHit
 
 _ENDLESS = 2**31 - 1
-# Of each slot, while the pools are roomy: a step that hands blocks out takes the host twice as long.
-_BLOCKS_AHEAD = 4
+# That each slot has blocks for, while the pools are roomy: a step that hands blocks out takes the host twice as long.
+_TOKENS_AHEAD = 64
 
 
 class CacheManager:
@@ -41,7 +41,7 @@ class CacheManager:
         self.has_windows = any(group.spec.sliding_window is not None for group in self.groups)
         # Tokens that the blocks of a slot cover in every group, [R].
         self._num_covered_np = np.zeros(max_num_reqs, np.int32)
-        self._ahead = _BLOCKS_AHEAD * max((group.spec.block_size for group in self.groups), default=0)
+        self._ahead = max(_TOKENS_AHEAD, *(group.spec.block_size for group in self.groups), 0)
         # A model without cache groups (pure recurrent state) has nothing to hit.
         self.enable_prefix_caching = enable_prefix_caching and bool(self.groups)
         self._share_prompts = share_prompts and bool(self.groups)
@@ -83,7 +83,12 @@ class CacheManager:
         return (request.group is not None and self._share_prompts) or self._is_public(request)
 
     def _is_public(self, request: Request) -> bool:
-        """Whether everybody may hit the blocks: tokens alone do not describe a request with model inputs, keys do."""
+        """Whether everybody may hit the blocks: tokens alone do not describe a request with model inputs, keys do.
+
+        No key says what is in a state that a request brought along.
+        """
+        if request.model_inputs and request.num_restored_tokens:
+            return False
         return self.enable_prefix_caching and (not request.model_inputs or bool(request.input_keys))
 
     def join_group(self, request: Request) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from core_runner.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
-RemoveReason = Literal["finished", "preempted", "aborted"]
+RemoveReason = Literal["finished", "preempted", "aborted", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,11 @@ class NewRequest:
     def prefill_len(self) -> int:
         """Tokens handed in for prefill."""
         return len(self.prefill_token_ids)
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | npt.NDArray[np.int32]:
+        """Those of them that are the user's, [prompt_len]."""
+        return self.prefill_token_ids[: self.prompt_len]
 
 
 @dataclass(frozen=True, slots=True)

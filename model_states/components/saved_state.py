@@ -14,6 +14,7 @@ ones. Only what is behind the state is computed. Components keep a state in rows
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,10 +58,24 @@ class StatePart(Component, ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedState:
-    """The state after `token_ids`. tensors: "layer.tensor" -> its entries [num_entries, *shape], on the CPU."""
+    """The state after `token_ids`. tensors: "layer.tensor" -> its entries [num_entries, *shape], on the CPU.
 
-    token_ids: list[int]
+    Raises `ValueError` for what is none. Both are copied, so that a list that grows changes no request.
+    """
+
+    token_ids: Sequence[int]
     tensors: Mapping[str, torch.Tensor]
+
+    def __post_init__(self) -> None:
+        """Take copies."""
+        try:
+            token_ids, tensors = tuple(map(operator.index, self.token_ids)), dict(self.tensors)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"a saved state is token ids and tensors by name ({error})") from error
+        if not all(isinstance(name, str) for name in tensors):
+            raise ValueError("a saved state is token ids and tensors by name; a name is no string")
+        object.__setattr__(self, "token_ids", token_ids)
+        object.__setattr__(self, "tensors", tensors)
 
     @property
     def num_restored_tokens(self) -> int:
@@ -100,14 +115,16 @@ class SavedState:
 class StateKeeper:
     """Takes the state of a request when it ends; a request names it as model input "keep_state".
 
-    Used by several requests, it holds what the last of them left.
+    It serves one request after another, each of which is taken before the next; completions of one prompt (`n`) are
+    several.
     """
 
     def __init__(self) -> None:
         self._kept: tuple[int, dict[str, torch.Tensor], torch.cuda.Event | None] | None = None
+        self._left_by: set[str] = set()
 
-    def keep(self, num_tokens: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """For the component: the state after so many tokens, in tensors that nobody else writes.
+    def keep(self, req_id: str, num_tokens: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """For the component: a request's state after so many tokens, in tensors that nobody else writes.
 
         They begin to move to pinned memory at once: on the device they would be as much as a request's own blocks.
         """
@@ -119,23 +136,33 @@ class StateKeeper:
         if copied is not None:
             copied.record()
         self._kept = num_tokens, on_host, copied
+        self._left_by.add(req_id)
 
     def take(self, token_ids: Sequence[int]) -> SavedState:
         """The state, given all tokens of the request, prompt and output; nothing is kept any more.
 
-        Raises `ValueError` where none was kept, or where the engine had gone on past these tokens when the request
-        was found to have ended (a stop id is read a step late).
+        Raises `ValueError` where none was kept, where several requests left one, where it covers more tokens than
+        these, and where the request failed.
         """
         if self._kept is None:
             raise ValueError("no state was kept: the request has not ended, or its model keeps none")
-        (num_tokens, tensors, copied), self._kept = self._kept, None
+        num_tokens, tensors, copied = self._kept
         if num_tokens > len(token_ids):
             raise ValueError(
-                f"the state covers {num_tokens} tokens, {num_tokens - len(token_ids)} more than the request gave out; "
-                "use async_scheduling=False to keep states of requests that end at a stop id"
+                f"the state covers {num_tokens} tokens, and {len(token_ids)} are given; give all tokens of the "
+                "request, prompt and output"
+            )
+        self._kept, left_by = None, self._left_by
+        self._left_by = set()
+        if len(left_by) > 1:
+            raise ValueError(
+                f"{len(left_by)} requests left their state here, and nobody can tell them apart; give each a "
+                "StateKeeper of its own, and keep_state to prompts of one completion alone"
             )
         if copied is not None:
             copied.synchronize()
             # Pinned memory is scarce, and whoever takes a state may keep it for long.
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            raise ValueError("the state is not finite: the request failed, so there is nothing to go on from")
         return SavedState(list(token_ids[:num_tokens]), tensors)

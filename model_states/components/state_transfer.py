@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from model_states.batch import InputBatch, RemoveReason, RequestInputs, RequestView
@@ -24,7 +25,7 @@ class StateTransfer(Component):
         """parts: all components that keep something of a request between steps."""
         self._parts = parts
         self._arrived: dict[int, SavedState] = {}  # by slot, until the next step
-        self._keepers: dict[int, StateKeeper] = {}
+        self._keepers: dict[int, tuple[str, StateKeeper]] = {}  # with the request's name
         self._num_tokens: dict[int, int] = {}  # of the slots with a keeper
         self._slot_tables: tuple[torch.Tensor, ...] = ()
 
@@ -35,16 +36,20 @@ class StateTransfer(Component):
         if keeper is not None and not isinstance(keeper, StateKeeper):
             raise ValueError(f"keep_state={keeper!r} must be a StateKeeper")
         if state is not None:
-            self._check(state, request.prompt_len)
+            self._check(state, request)
         return {}
 
-    def _check(self, state: object, prompt_len: int) -> None:
+    def _check(self, state: object, request: RequestInputs) -> None:
         if not isinstance(state, SavedState):
             raise ValueError(f"saved_state={state!r} must be a SavedState")
         num_tokens = state.num_restored_tokens
-        if not 0 < num_tokens < prompt_len:
+        if not 0 < num_tokens < request.prompt_len:
             raise ValueError(
-                f"its state covers {num_tokens} tokens of a prompt of {prompt_len}; give one token more"
+                f"its state covers {num_tokens} tokens of a prompt of {request.prompt_len}; give one token more"
+            )
+        if not np.array_equal(state.token_ids, request.prompt_token_ids[:num_tokens]):
+            raise ValueError(
+                f"its state is of other tokens than the first {num_tokens} of the prompt; take `SavedState.prompt`"
             )
         for name, tensor in state.tensors.items():
             if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_meta:
@@ -71,7 +76,8 @@ class StateTransfer(Component):
         if state is not None and request.num_computed_tokens == state.num_restored_tokens:
             self._arrived[slot] = state
         if keeper is not None:
-            self._keepers[slot], self._num_tokens[slot] = keeper, request.num_computed_tokens
+            self._keepers[slot] = request.req_id, keeper
+            self._num_tokens[slot] = request.num_computed_tokens
 
     @hookimpl
     def run_encoder(self, batch: InputBatch) -> None:
@@ -79,9 +85,10 @@ class StateTransfer(Component):
         self._slot_tables = batch.slot_tables
         if not self._arrived and not self._keepers:
             return
-        for slot, state in self._arrived.items():
-            self._load(slot, state)
-        self._arrived.clear()
+        # A scheduler may admit a request some steps before it has blocks and runs.
+        for slot in batch.idx_mapping_np.tolist() if self._arrived else ():
+            if slot in self._arrived:
+                self._load(slot, self._arrived.pop(slot))
         ends = batch.num_computed_tokens_np + batch.num_scheduled_tokens_np
         for row_idx, slot in enumerate(batch.idx_mapping_np.tolist() if self._keepers else ()):
             if slot in self._keepers:
@@ -89,11 +96,11 @@ class StateTransfer(Component):
 
     @hookimpl
     def remove_request(self, slot: int, reason: RemoveReason) -> None:
-        """Hand the state to who wants it."""
+        """Hand the state to who wants it; a preempted request's may be its last, if its last token is under way."""
         never_loaded = self._arrived.pop(slot, None) is not None
-        keeper, num_tokens = self._keepers.pop(slot, None), self._num_tokens.pop(slot, 0)
-        if keeper is not None and num_tokens and reason != "preempted" and not never_loaded:
-            keeper.keep(num_tokens, self._copies(slot, num_tokens))
+        (req_id, keeper), num_tokens = self._keepers.pop(slot, ("", None)), self._num_tokens.pop(slot, 0)
+        if keeper is not None and num_tokens and reason != "interrupted" and not never_loaded:
+            keeper.keep(req_id, num_tokens, self._copies(slot, num_tokens))
 
     def export_state(self, slot: int, num_tokens: int) -> dict[str, torch.Tensor]:
         """Copies, on the device, of a slot's state after the `num_tokens` tokens that it has computed."""

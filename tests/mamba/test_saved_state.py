@@ -80,7 +80,7 @@ def test_what_was_read_in_one_engine_is_recalled_in_another(drained: Drained) ->
         # Nothing has been computed of the one token that is given out, so that the text is all of the state.
         read = replace(answer, max_tokens=1)
         state = kept(here, ids[:-num_asking], read)
-        assert state.token_ids == ids[:-num_asking]
+        assert list(state.token_ids) == ids[:-num_asking]
         prompts.append(state.prompt(ids[-num_asking:]))
     assert len(prompts) >= 3
     for example, output in zip(examples, there.generate(prompts, answer), strict=True):
@@ -157,9 +157,10 @@ def test_an_engine_that_ran_ahead_says_so(tiny, drained: Drained) -> None:
     keeper = StateKeeper()
     with pytest.raises(ValueError, match="no state was kept"):
         keeper.take(PROMPT)
-    keeper.keep(9, [])
-    with pytest.raises(ValueError, match="9 tokens, 2 more"):
+    keeper.keep("r", 9, [])
+    with pytest.raises(ValueError, match="9 tokens, and 7 are given"):
         keeper.take([1] * 7)
+    assert keeper.take([1] * 9).num_restored_tokens == 9
 
 
 @pytest.mark.parametrize(
@@ -167,15 +168,16 @@ def test_an_engine_that_ran_ahead_says_so(tiny, drained: Drained) -> None:
     [
         ({"keep_state": 3}, "must be a StateKeeper"),
         ({"saved_state": {}}, "must be a SavedState"),
-        ({"saved_state": SavedState([5] * 21, {})}, "21 tokens of a prompt of 21"),
-        ({"saved_state": SavedState([5] * 20, {})}, "another model's, or not whole: .* is missing"),
-        ({"saved_state": SavedState([5] * 20, {"a": [1.0]})}, "state a must be a dense tensor"),
+        ({"saved_state": SavedState([5] * 20, {})}, "of other tokens than the first 20 of the prompt"),
+        ({"saved_state": SavedState(PROMPT, {})}, "21 tokens of a prompt of 21"),
+        ({"saved_state": SavedState(PROMPT[:20], {})}, "another model's, or not whole: .* is missing"),
+        ({"saved_state": SavedState(PROMPT[:20], {"a": [1.0]})}, "state a must be a dense tensor"),
         (
-            {"saved_state": SavedState([5] * 20, {"a": torch.ones(1, device="meta")})},
+            {"saved_state": SavedState(PROMPT[:20], {"a": torch.ones(1, device="meta")})},
             "dense tensor with data",
         ),
         (
-            {"saved_state": SavedState([5] * 20, {"a": torch.ones(1)})},
+            {"saved_state": SavedState(PROMPT[:20], {"a": torch.ones(1)})},
             "another model's: this one keeps no a;",
         ),
     ],

@@ -112,14 +112,24 @@ def test_steps_are_repeated_for_rows_with_log_probabilities():
     assert not sim.requests["r0"].logprobs
 
 
-def test_one_step_in_four_blocks_hands_out_blocks_where_there_is_room():
+def test_one_step_in_64_tokens_hands_out_blocks_where_there_is_room():
     sim = Recorded(depth=1, num_blocks=(400,), groups=((4, None),))
     sim.fill(8, max_tokens=100)
     sim.run()
     sim.check_exact()
     with_blocks = [bool(len(output.block_updates[0].slots)) for output in sim.outputs]
-    assert sum(with_blocks) <= 100 // 16 + 3
+    assert sum(with_blocks) <= 100 // 64 + 3
     assert sim.repeats.count("r") > 90
+
+
+def test_large_blocks_are_handed_out_one_ahead():
+    """Of a state for 128 tokens there are two a request, and room for few prefix hits."""
+    sim = Recorded(depth=1, num_blocks=(400, 1 + 2 * 4), groups=((4, None), (128, 2)))
+    sim.fill(4, max_tokens=100)
+    sim.run()
+    sim.check_exact()
+    with_blocks = [bool(sum(len(update.slots) for update in output.block_updates)) for output in sim.outputs]
+    assert sum(with_blocks) <= 100 // 64 + 5
 
 
 @pytest.mark.parametrize("groups", [((4, None),), ((4, None), (4, 7))])

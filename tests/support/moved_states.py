@@ -22,16 +22,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs
 SIZES = {"block_size": 16, "max_num_reqs": 3, "max_model_len": 128, "num_blocks": 60}
 
 
-class _Counting(StateKeeper):
-    """Says how often it was handed a state."""
-
-    num_kept = 0
-
-    def keep(self, num_tokens: int, tensors: Any) -> None:
-        self.num_kept += 1
-        super().keep(num_tokens, tensors)
-
-
 def kept(llm: LLM, prompt: list[int], params: SamplingParams = GREEDY) -> SavedState:
     """The state that a request leaves."""
     keeper = StateKeeper()
@@ -81,13 +71,12 @@ def check_it_may_be_pushed_out(model: TinyRecurrent, here: LLM, there: LLM) -> N
     skipped = 0
     for num_known in (0, 2):  # tokens given out: none, while what is behind the state is not yet computed
         prompt = kept(here, PROMPT[:21]).prompt(MORE)
-        keeper = _Counting()
+        keeper = StateKeeper()
         prompt["model_inputs"] = {**prompt["model_inputs"], "keep_state": keeper}
         ids = prompt["prompt_token_ids"]
         with pushing_out(there.engine, len(ids) + num_known) as pushed_out:
             (output,) = there.generate([prompt], GREEDY)
         assert pushed_out
-        assert keeper.num_kept == 1, "a preempted request has not ended"
         assert output.num_cached_tokens == 25
         skipped += assert_exact(output.outputs[0], model.reference(ids, 5), model.name)
         again = keeper.take([*ids, *output.outputs[0].token_ids]).prompt([9])
