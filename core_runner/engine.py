@@ -49,6 +49,7 @@ class Engine:
         self.grammars: Grammars | None = None
         self._in_flight: deque[tuple[ScheduledStep, AsyncOutput]] = deque()
         self._depth = 1 if config.async_scheduling else 0  # steps that may stay unread
+        self._is_stepping = self._has_ended = False
         self._steps = 0
         self._elapsed_s = 0.0
 
@@ -90,11 +91,14 @@ class Engine:
 
         An exception that comes out of it (Ctrl-C, a plugin's error) has ended every request as aborted.
         """
+        self._is_stepping = True
         try:
             return self._step()
         except BaseException:
             self._start_over()
             raise
+        finally:
+            self._is_stepping = False
 
     def _step(self) -> list[RequestUpdate]:
         started = time.perf_counter()
@@ -112,6 +116,9 @@ class Engine:
             self._ended(any(u.finish_reason and u.request.model_inputs for u in updates))
         elif scheduled is None and self.scheduler.has_unfinished and not self._flush():
             time.sleep(_PAUSE_S)  # every request waits for its grammar, whose thread needs the time
+        if self._has_ended:
+            self._has_ended = False
+            self._flush()
         self._elapsed_s += time.perf_counter() - started
         return updates
 
@@ -159,9 +166,12 @@ class Engine:
         self._flush()
 
     def _ended(self, has_ended: bool) -> bool:
-        """Where a request may leave its state, it is there as soon as the request has ended."""
+        """Where a request may leave its state, it is there as soon as the request has ended, or its step has."""
         if has_ended and "restore" in self.runner.model_state.capabilities:
-            self._flush()
+            if self._is_stepping:  # the runner may be about to run the request
+                self._has_ended = True
+            else:
+                self._flush()
         return has_ended
 
     def _flush(self) -> bool:
@@ -197,6 +207,7 @@ class Engine:
         for request in self.scheduler.unfinished():
             request.status = RequestStatus.FINISHED_ABORT
         self._in_flight.clear()
+        self._has_ended = False
         self.scheduler = self._make_scheduler()
         self.runner.reset()
 
