@@ -134,11 +134,10 @@ class HotHooks:
     def remove_request(self, slot: int, reason: RemoveReason) -> None:
         """Let go of what is kept for a request.
 
-        Called when a request leaves its slot, before the admissions of the same step. Never during capture.
+        Called when a request leaves its slot, before any further admission. Never during capture.
 
         :param slot: the slot that `add_request` was given.
-        :param reason: "finished", "aborted", "preempted" (it comes back by `add_request`), or "interrupted": a step
-            failed, and what is kept may be half done.
+        :param reason: "finished", "aborted", "preempted" (it comes back), or "interrupted" (a step failed).
         :returns: nothing.
 
         Must not free device memory that a step in flight may still use, and must not wait for the device.
