@@ -49,6 +49,7 @@ class Engine:
         self.grammars: Grammars | None = None
         self._in_flight: deque[tuple[ScheduledStep, AsyncOutput]] = deque()
         self._depth = 1 if config.async_scheduling else 0  # steps that may stay unread
+        self._hands_over = "restore" in self.runner.model_state.capabilities
         self._is_stepping = self._has_ended = False
         self._steps = 0
         self._elapsed_s = 0.0
@@ -113,10 +114,11 @@ class Engine:
         if self._in_flight and (scheduled is None or len(self._in_flight) > self._depth):
             oldest, output = self._in_flight.popleft()
             updates += self.scheduler.update(oldest, output.get_output())
-            self._ended(any(u.finish_reason and u.request.model_inputs for u in updates))
         elif scheduled is None and self.scheduler.has_unfinished and not self._flush():
             time.sleep(_PAUSE_S)  # every request waits for its grammar, whose thread needs the time
-        if self._has_ended:
+        if self._hands_over and (
+            self._has_ended or any(u.finish_reason and u.request.model_inputs for u in updates)
+        ):
             self._has_ended = False
             self._flush()
         self._elapsed_s += time.perf_counter() - started
@@ -167,7 +169,7 @@ class Engine:
 
     def _ended(self, has_ended: bool) -> bool:
         """Where a request may leave its state, it is there as soon as the request has ended, or its step has."""
-        if has_ended and "restore" in self.runner.model_state.capabilities:
+        if has_ended and self._hands_over:
             if self._is_stepping:  # the runner may be about to run the request
                 self._has_ended = True
             else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,8 +11,6 @@ from model_states.kernels.write_runs import write_runs
 from model_states.staged import HostToDevice, Runs, StagedTensor
 
 _LEAST_WORDS = 4096
-# False has each tensor write for itself, by a copy and a kernel of its own.
-_TOGETHER: Final = True
 
 
 class StagedWriter:
@@ -47,7 +43,7 @@ class StagedWriter:
         parts, self._parts = self._parts, []
         if not parts:
             return
-        if not (_TOGETHER and use_triton(self._packed)):
+        if not use_triton(self._packed):
             for tensor, runs in parts:
                 tensor.write(runs)
             return

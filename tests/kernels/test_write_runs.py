@@ -17,8 +17,7 @@ SHAPES = [((3, 7), torch.int32), ((5, 2600), torch.int32), ((40,), torch.float32
 @pytest.fixture(params=[False, True], ids=["by tensor", "by kernel"])
 def by_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the writer's own kernel is used: compiled on a GPU, interpreted on a CPU."""
-    monkeypatch.setattr(staged_writer, "_TOGETHER", request.param)
-    monkeypatch.setattr(staged_writer, "use_triton", lambda tensor: True)
+    monkeypatch.setattr(staged_writer, "use_triton", lambda tensor: request.param)
     return bool(request.param)
 
 
@@ -65,7 +64,6 @@ def test_a_tensor_waits_for_flush_and_one_that_comes_again_keeps_its_order(
 def test_one_copy_and_one_launch_for_all(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     copy = HostToDevice.copy
-    monkeypatch.setattr(staged_writer, "_TOGETHER", True)
     monkeypatch.setattr(staged_writer, "use_triton", lambda tensor: True)
     monkeypatch.setattr(
         staged_writer, "write_runs", lambda *args: (calls.append("kernel"), write_runs(*args))
